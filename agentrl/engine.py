@@ -1,0 +1,111 @@
+"""The Engine interface: token ids in, sampled ids with log-probabilities and weight versions out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from .messages import Image, ToolCall
+
+PauseMode = Literal["keep", "wait", "abort"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one turn is sampled. Every field is sent to the engine; nothing is taken from the checkpoint's defaults.
+
+    `top_p`, `top_k` (0 = off) and `min_p` change the distribution: they are for evaluation, training refuses them.
+    """
+
+    temperature: float = 1.0
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The bounds of an episode, in turns, tokens and seconds. `max_total_tokens` None = max_turns * max_new_tokens."""
+
+    max_turns: int = 16
+    max_new_tokens: int = 256
+    max_len: int = 4096
+    max_total_tokens: int | None = None
+    call_timeout_s: float = 60.0
+    episode_timeout_s: float = 600.0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.max_turns * self.max_new_tokens if self.max_total_tokens is None else self.max_total_tokens
+
+
+@dataclass(frozen=True)
+class Span:
+    """Generated tokens [start, end) were sampled by the weights of `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One turn to sample. `token_ids` hold every image placeholder expanded; `images` are in their order of appearance."""
+
+    token_ids: tuple[int, ...]
+    sampling: Sampling
+    images: tuple[Image, ...] = ()
+    request_id: str = ""
+    episode_id: str = ""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What was sampled; a sampled stop token is included.
+
+    `logprobs[i]` = log-softmax(logits / temperature) of `token_ids[i]`; `version_spans` cover [0, len) without gap or
+    overlap; `finish_reason` is stop | length | abort (aborted tokens are recorded, never trained).
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    version_spans: tuple[Span, ...]
+    finish_reason: str
+
+
+@dataclass(frozen=True)
+class Health:
+    """A snapshot of an engine. `kv_usage` is the share of the KV cache in use; `preemptions` counts since the start."""
+
+    ok: bool
+    version: int
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    preemptions: int = 0
+    detail: str = ""
+
+
+class Engine(Protocol):
+    """What samples. All methods may be called concurrently; between `pause` and `resume` no request is admitted.
+
+    `pause("keep")` freezes running requests, "wait" lets them finish, "abort" ends them with finish_reason "abort".
+    `update_weights` is called paused, and `version` moves only after the new weights are in.
+    """
+
+    version: int
+
+    async def generate(self, request: GenerationRequest) -> Generation: ...
+
+    async def parse(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[ToolCall]]: ...
+
+    async def pause(self, mode: PauseMode) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def update_weights(self, source: Any, version: int) -> None: ...
+
+    async def health(self) -> Health: ...

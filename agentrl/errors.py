@@ -1,0 +1,50 @@
+"""Who is to blame when an episode or a run fails.
+
+Each class says whose fault it was and whether trying again can help. The name of the class is the key of the
+`errors/<class>` metrics, so a new kind of failure is a new class here.
+"""
+
+from __future__ import annotations
+
+
+class AgentRLError(Exception):
+    """Base of every error agentrl raises on purpose; `retryable` = the same attempt may succeed next time."""
+
+    retryable = False
+
+
+class EnvError(AgentRLError):
+    """The user's environment raised, hung or returned what the contract forbids. Never retried: it is a bug."""
+
+
+class AgentError(AgentRLError):
+    """The user's agent program (executor, function agent, remote agent) raised or broke the protocol."""
+
+
+class EngineError(AgentRLError):
+    """The inference engine refused or lost a request, or answered with something other than what was asked."""
+
+    retryable = True
+
+
+class InfrastructureError(AgentRLError):
+    """A process, host, connection or service failed underneath: nobody's verdict, so the attempt is repeated."""
+
+    retryable = True
+
+
+class ConfigError(AgentRLError):
+    """The user asked for something that cannot be. The message is one paragraph and names the flag."""
+
+
+class DataError(AgentRLError):
+    """A dataset, row, image or model folder is not what it should be. The message names the row or path."""
+
+
+def error_class(error: BaseException) -> str:
+    """The metric key of an error: its class name, `InfrastructureError` for lost processes and connections."""
+    if isinstance(error, AgentRLError):
+        return type(error).__name__
+    if isinstance(error, ConnectionError | TimeoutError):
+        return InfrastructureError.__name__
+    return EnvError.__name__

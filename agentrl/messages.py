@@ -1,0 +1,221 @@
+"""What is said: content parts, chat messages, tool calls and the model's action.
+
+A message is an OpenAI-style dict `{"role", "content", "tool_calls"?, "tool_call_id"?}` whose content is a str, None, or a
+list of parts. Parts are `Text` and `Image` objects here; `normalize` also takes plain strings, PIL pictures and OpenAI part dicts.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image as PILImage
+from PIL import ImageOps
+
+from .errors import DataError
+
+Message = dict[str, Any]
+
+
+class Text(str):
+    """A text part. It is a str, so anything that takes text takes it."""
+
+    @property
+    def text(self) -> str:
+        return str(self)
+
+
+class Image:
+    """A picture, from a PIL image, a path, encoded bytes or a `data:` URL; decoded when first looked at.
+
+    One normalisation for engine and trainer: EXIF orientation applied, transparency on white, RGB. `png` are the bytes
+    that travel and are stored, `sha256` is their hash; both are the same on every machine for equal pixels and one Pillow.
+    Raises DataError when the source is no picture.
+    """
+
+    __slots__ = ("_pil", "_png", "_sha256", "_source")
+
+    def __init__(self, source: PILImage.Image | str | os.PathLike[str] | bytes | Image) -> None:
+        if isinstance(source, Image):
+            source = source.pil
+        if not isinstance(source, PILImage.Image | str | os.PathLike | bytes):
+            raise DataError(f"an image must be a PIL image, path, bytes or data URL, not {type(source).__name__}")
+        self._source: Any = source
+        self._pil: PILImage.Image | None = None
+        self._png: bytes | None = None
+        self._sha256: str | None = None
+
+    @property
+    def pil(self) -> PILImage.Image:
+        if self._pil is None:
+            self._pil = _rgb(_decode(self._source))
+            self._source = None
+        return self._pil
+
+    @property
+    def png(self) -> bytes:
+        if self._png is None:
+            buffer = io.BytesIO()
+            self.pil.save(buffer, format="PNG", compress_level=1)
+            self._png = buffer.getvalue()
+        return self._png
+
+    @property
+    def sha256(self) -> str:
+        if self._sha256 is None:
+            self._sha256 = hashlib.sha256(self.png).hexdigest()
+        return self._sha256
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(width, height) in pixels."""
+        return self.pil.size
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Image, (self.png,))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Image) and self.sha256 == other.sha256
+
+    def __hash__(self) -> int:
+        return hash(self.sha256)
+
+    def __repr__(self) -> str:
+        return f"Image({self.size[0]}x{self.size[1]}, {self.sha256[:12]})"
+
+
+def _decode(source: Any) -> PILImage.Image:
+    try:
+        if isinstance(source, PILImage.Image):
+            return source
+        if isinstance(source, str) and source.startswith("data:"):
+            header, _, payload = source.partition(",")
+            if not header.endswith(";base64"):
+                raise DataError("an image data URL must be base64")
+            source = base64.b64decode(payload, validate=True)
+        if isinstance(source, bytes):
+            return PILImage.open(io.BytesIO(source))
+        return PILImage.open(Path(source))
+    except (OSError, ValueError, binascii.Error, PILImage.DecompressionBombError) as error:
+        shown = repr(source)[:80] if not isinstance(source, bytes) else f"{len(source)} bytes"
+        raise DataError(f"cannot read an image from {shown}: {error}") from error
+
+
+def _rgb(picture: PILImage.Image) -> PILImage.Image:
+    try:
+        picture = ImageOps.exif_transpose(picture) or picture
+        if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+            picture = picture.convert("RGBA")
+            white = PILImage.new("RGBA", picture.size, (255, 255, 255, 255))
+            picture = PILImage.alpha_composite(white, picture)
+        return picture.convert("RGB")
+    except OSError as error:
+        raise DataError(f"cannot decode an image: {error}") from error
+
+
+Part = Text | Image
+Observation = str | Sequence[Any]
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call the model wrote. `arguments` is None when `raw` is not a JSON object; `id` is unique in the episode."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    raw: str
+
+
+class Action(str):
+    """What the model wrote in one turn: a str with special tokens stripped, '' for an empty reply.
+
+    `token_ids` are the sampled ids, `finish_reason` is stop | length | placeholder.
+    """
+
+    tool_calls: tuple[ToolCall, ...]
+    token_ids: tuple[int, ...]
+    finish_reason: str
+
+    def __new__(
+        cls,
+        text: str = "",
+        *,
+        tool_calls: Iterable[ToolCall] = (),
+        token_ids: Iterable[int] = (),
+        finish_reason: str = "stop",
+    ) -> Action:
+        action = super().__new__(cls, text)
+        action.tool_calls = tuple(tool_calls)
+        action.token_ids = tuple(token_ids)
+        action.finish_reason = finish_reason
+        return action
+
+
+def as_part(value: Any) -> Part:
+    """One content part from a str, picture, `Text`, `Image` or an OpenAI part dict."""
+    if isinstance(value, Image):
+        return value
+    if isinstance(value, str):
+        return value if isinstance(value, Text) else Text(value)
+    if isinstance(value, PILImage.Image | bytes | os.PathLike):
+        return Image(value)
+    if isinstance(value, dict):
+        kind = value.get("type")
+        if kind in ("text", "input_text") and isinstance(value.get("text"), str):
+            return Text(value["text"])
+        if kind == "image" and "image" in value:
+            return Image(value["image"])
+        if kind == "image_url":
+            url = value.get("image_url")
+            return Image(url["url"] if isinstance(url, dict) else url)
+    raise DataError(f"not a content part: {repr(value)[:100]}")
+
+
+def as_message(message: Message) -> Message:
+    """The same message with its content a str, None, or a list of `Text` / `Image` parts."""
+    if not isinstance(message.get("role"), str):
+        raise DataError(f"a chat message needs a role: {repr(message)[:100]}")
+    content = message.get("content")
+    if content is None or (isinstance(content, str) and not isinstance(content, Text)):
+        return {**message, "content": content}
+    if isinstance(content, list | tuple):
+        return {**message, "content": [as_part(part) for part in content]}
+    return {**message, "content": [as_part(content)]}
+
+
+def normalize(observation: Observation, role: str = "user") -> list[Message]:
+    """Chat messages of an observation: a str or list of parts is one message of `role`, a list of messages is itself."""
+    if isinstance(observation, str):
+        return [{"role": role, "content": str(observation)}]
+    if not isinstance(observation, list | tuple):
+        raise DataError(f"an observation is a str, a list of parts or a list of messages, not {type(observation).__name__}")
+    if observation and all(isinstance(item, dict) and "role" in item for item in observation):
+        return [as_message(item) for item in observation]
+    return [as_message({"role": role, "content": list(observation)})]
+
+
+def message_images(messages: Iterable[Message]) -> list[Image]:
+    """Every image of the messages in reading order."""
+    return [
+        part
+        for message in messages
+        if isinstance(message.get("content"), list)
+        for part in message["content"]
+        if isinstance(part, Image)
+    ]
+
+
+def message_text(message: Message) -> str:
+    """The text of one message, parts joined, images left out."""
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part for part in content if isinstance(part, str))
+    return content or ""

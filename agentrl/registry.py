@@ -1,0 +1,135 @@
+"""Names to things: environments, algorithms, executors, engines.
+
+Third parties add theirs through entry points (`agentrl.envs`, `agentrl.engines`, …) or by calling `register`. Looking a
+name up loads only the module that defines it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from .errors import ConfigError
+
+GROUPS = {"env": "agentrl.envs", "engine": "agentrl.engines", "algorithm": "agentrl.algorithms"}
+_registered: dict[tuple[str, str], Any] = {}
+
+
+def register(name: str, env: type | Callable[..., Any]) -> None:
+    """Give an Env class (or factory) a name for `--env NAME` and `gymnasium.make("agentrl/NAME-v0")`.
+
+    A second registration of the same name replaces the first.
+    """
+    _registered["env", name] = env
+    _register_gymnasium(name, env, is_async=is_async_env(env))
+
+
+def is_async_env(env: Any) -> bool:
+    """True when `reset` or `step` is `async def`: the env is for agentrl, or behind `agentrl.sync`."""
+    return any(inspect.iscoroutinefunction(inspect.unwrap(getattr(env, name))) for name in ("reset", "step"))
+
+
+def _register_gymnasium(name: str, entry: Any, *, is_async: bool) -> None:
+    import gymnasium
+
+    gym_id = f"agentrl/{name}-v0"
+    if gym_id in gymnasium.registry:
+        del gymnasium.registry[gym_id]
+    checks = {"disable_env_checker": True, "order_enforce": False} if is_async else {}
+    gymnasium.register(id=gym_id, entry_point=entry, **checks)
+
+
+def register_gymnasium() -> None:
+    """Called by gymnasium's plugin loader: makes the installed envs known to `gymnasium.make` without importing them."""
+    for point in importlib.metadata.entry_points(group=GROUPS["env"]):
+        _register_gymnasium(point.name, point.value, is_async=False)
+
+
+def names(kind: str) -> list[str]:
+    """Every known name of a kind (env | engine | algorithm), sorted."""
+    own = {name for group, name in _registered if group == kind}
+    return sorted(own | {point.name for point in importlib.metadata.entry_points(group=GROUPS[kind])})
+
+
+def lookup(kind: str, name: str) -> Any:
+    """The object registered under a name. Raises ConfigError with the nearest names when there is none."""
+    if (kind, name) in _registered:
+        return _registered[kind, name]
+    for point in importlib.metadata.entry_points(group=GROUPS[kind]):
+        if point.name == name:
+            return point.load()
+    known = names(kind)
+    raise ConfigError(f"There is no {kind} named {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean …?' with the nearest names, or ''."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(near)}?" if near else ""
+
+
+def load_file(path: str) -> ModuleType:
+    """Import a Python file under a name of its own. Raises ConfigError that shows the file's own error."""
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise ConfigError(f"There is no file {path}.")
+    name = f"agentrl_file_{file.stem}_{abs(hash(str(file))):x}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise ConfigError(f"{path} does not import: {type(error).__name__}: {error}") from error
+    return module
+
+
+def load_object(spec: str) -> Any:
+    """The object of `path/to/file.py:Name`."""
+    path, _, attribute = spec.rpartition(":")
+    module = load_file(path)
+    if not hasattr(module, attribute):
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise ConfigError(f"{path} defines no {attribute!r}.{suggest(attribute, public)}")
+    return getattr(module, attribute)
+
+
+def resolve_env(spec: str) -> Any:
+    """The Env class or factory of `NAME`, `path/to/file.py:Class` or `gymnasium:ID`."""
+    if spec.startswith(("http://", "https://")):
+        raise ConfigError(f"--env {spec}: environments over HTTP are not part of this version.")
+    if spec.startswith("gymnasium:"):
+        return lambda **options: _make_gymnasium(spec.removeprefix("gymnasium:"), options)
+    if ".py:" in spec:
+        return load_object(spec)
+    if spec.endswith(".py"):
+        raise ConfigError(f"--env {spec}: name the class too, as in {spec}:MyEnv.")
+    return lookup("env", spec)
+
+
+def _make_gymnasium(gym_id: str, options: Mapping[str, Any]) -> Any:
+    import gymnasium
+
+    try:
+        return gymnasium.make(gym_id, **options)
+    except gymnasium.error.Error as error:
+        raise ConfigError(f"--env gymnasium:{gym_id}: {error}") from error
+
+
+def accepted_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options a callable takes by name; all of them when it has `**kwargs`."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return dict(options)
+    taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {key: value for key, value in options.items() if key in taken}
