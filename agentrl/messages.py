@@ -196,7 +196,9 @@ def normalize(observation: Observation, role: str = "user") -> list[Message]:
     if isinstance(observation, str):
         return [{"role": role, "content": str(observation)}]
     if not isinstance(observation, list | tuple):
-        raise DataError(f"an observation is a str, a list of parts or a list of messages, not {type(observation).__name__}")
+        raise DataError(
+            f"an observation is a str, a list of parts or a list of messages, not {type(observation).__name__}"
+        )
     if observation and all(isinstance(item, dict) and "role" in item for item in observation):
         return [as_message(item) for item in observation]
     return [as_message({"role": role, "content": list(observation)})]

@@ -106,9 +106,7 @@ class Trajectory:
         self._score: float | None = None
         self._no_verdict = False
 
-    def add(
-        self, parent: Node | None, role: str, token_ids: Iterable[int], images: Sequence[ImageSlot] = ()
-    ) -> Node:
+    def add(self, parent: Node | None, role: str, token_ids: Iterable[int], images: Sequence[ImageSlot] = ()) -> Node:
         """Tokens nobody sampled. Image starts count from the first of these tokens."""
         return self._append(Node(parent, role, tuple(int(i) for i in token_ids), tuple(images)))
 

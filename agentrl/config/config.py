@@ -1,0 +1,38 @@
+"""The configuration of one run."""
+
+from __future__ import annotations
+
+from .how import (
+    AlgoSection,
+    CkptSection,
+    EngineSection,
+    EvalSection,
+    OptimSection,
+    ParallelSection,
+    RolloutSection,
+    TrainSection,
+    WatchdogSection,
+)
+from .section import Section
+from .where import AgentSection, DataSection, EnvSection, LogSection, ModelSection, RewardSection, RunSection
+
+
+class Config(Section):
+    """Everything a run can be told. `agentrl train --dry-run` prints the effective one."""
+
+    run: RunSection = RunSection()
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    env: EnvSection = EnvSection()
+    reward: RewardSection = RewardSection()
+    agent: AgentSection = AgentSection()
+    rollout: RolloutSection = RolloutSection()
+    engine: EngineSection = EngineSection()
+    algo: AlgoSection = AlgoSection()
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+    parallel: ParallelSection = ParallelSection()
+    eval: EvalSection = EvalSection()
+    ckpt: CkptSection = CkptSection()
+    log: LogSection = LogSection()
+    watchdog: WatchdogSection = WatchdogSection()

@@ -1,0 +1,225 @@
+"""How a run samples and learns: rollouts, engines, algorithm, optimizer, loop, evaluation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import tyro
+from pydantic import Field
+
+from .section import Section
+
+
+class RolloutSection(Section):
+    """How episodes are played."""
+
+    n_samples: Annotated[int, tyro.conf.arg(aliases=["-n"])] = Field(8, ge=1)
+    """Episodes of one task draw: the members of a group."""
+    temperature: float = 1.0
+    """Sampling temperature; the trainer's log-probabilities use the same."""
+    top_p: float = 1.0
+    """Known here so that training can refuse it: it changes the distribution that is trained."""
+    top_k: int = 0
+    """As top_p."""
+    min_p: float = 0.0
+    """As top_p."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Most tokens sampled in one turn."""
+    max_len: int = Field(4096, ge=2)
+    """Longest context of an episode, in tokens with image placeholders."""
+    max_total_tokens: int | None = Field(None, ge=1)
+    """Most tokens sampled in one episode, over all turns and branches; max_turns * max_new_tokens when absent."""
+    max_turns: int = Field(16, ge=1)
+    """Most turns of an episode; the environment's own limit applies if it is smaller."""
+    workers: int = Field(1, ge=1)
+    """Rollout worker processes."""
+    max_episodes: int | None = Field(None, ge=1)
+    """Most episodes played at once; all that have a place when absent."""
+    partial: bool | None = None
+    """Episodes go on across weight updates; absent: yes when train.max_staleness > 0."""
+    kv: Literal["keep", "recompute"] = "keep"
+    """KV cache of sequences that an update hits: kept (fast) or computed again with the new weights (exact)."""
+    order: Literal["in_order"] = "in_order"
+    """Groups are trained in the order in which they were dispatched."""
+    retries: int = Field(3, ge=0)
+    """Attempts after the first for an episode that infrastructure failed."""
+    max_error_rate: float = Field(0.5, ge=0.0, le=1.0)
+    """Stop when more than this share of the episodes ended since the last batch have failed."""
+    max_abandoned: int = Field(16, ge=1)
+    """Environment threads that may hang before their worker process is replaced."""
+    call_timeout_s: float = Field(60.0, gt=0)
+    """Longest constructor, reset, step or close of an environment, in seconds."""
+    episode_timeout_s: float = Field(600.0, gt=0)
+    """Longest episode, in seconds."""
+    sampler: Literal["in_order", "shuffled"] = "shuffled"
+    """Order of the tasks within a pass over the data."""
+
+
+class EngineSection(Section):
+    """The inference engines."""
+
+    name: Annotated[str, tyro.conf.arg(aliases=["--engine"])] = "vllm"
+    """vllm, or scripted with engine.script."""
+    count: int = Field(1, ge=1)
+    """Engines, each on devices of its own."""
+    gpus: float | None = Field(None, ge=0)
+    """GPUs of each engine; absent: 1 where the machine has any, else 0."""
+    script: str | None = None
+    """path/to/file.py:function, called with a GenerationRequest, gives a Reply (engine scripted)."""
+    max_seqs: int = Field(256, ge=1)
+    """Most sequences an engine runs at once."""
+    kv_cache_gb: float = Field(1.0, gt=0)
+    """Memory for the KV cache on a CPU, in GB."""
+    update_timeout_s: float = Field(300.0, gt=0)
+    """Longest weight update, in seconds."""
+    args: Annotated[list[str], tyro.conf.UseAppendAction] = []
+    """KEY=VALUE handed to vLLM's engine as it is; repeatable."""
+
+
+class FilterSection(Section):
+    """Dropping groups that carry no signal."""
+
+    enable: bool | None = None
+    """Drop groups whose scores are all equal; absent: as the algorithm's preset has it."""
+    range: tuple[float, float] | None = None
+    """Keep a group only if its mean score lies strictly inside (low, high)."""
+    max_rounds: int = Field(10, ge=1)
+    """Stop when this many times batch_groups groups did not fill one batch."""
+
+
+class AlgoSection(Section):
+    """The algorithm: a preset, and any axis of it set to something else. Absent axes come from the preset."""
+
+    name: Annotated[str, tyro.conf.arg(aliases=["--algo"])] = "reinforce_pp"
+    """A preset: reinforce_pp, reinforce_pp_baseline, grpo, rloo, dr_grpo, dapo, gspo, cispo."""
+    advantage: str | None = None
+    """Advantage estimator."""
+    level: Literal["token", "sequence"] | None = None
+    """Level of the probability ratio."""
+    clip: tuple[float, float] | None = None
+    """The ratio's trust region: 1 - low to 1 + high."""
+    dual_clip: float | None = None
+    """Bound on the loss of negative advantages, > 1."""
+    trust: Literal["clip", "cispo"] | None = None
+    """How the trust region acts."""
+    aggregation: Literal["token_mean", "sequence_mean", "constant"] | None = None
+    """How per-token losses become one number."""
+    correction: Literal["auto", "none", "tis", "icepop", "seq_mask_tis", "decoupled"] = "auto"
+    """Off-policy correction; auto: none at max_staleness 0, else tis."""
+    correction_level: Literal["token", "sequence"] = "token"
+    """Level of the correction's weights."""
+    correction_range: tuple[float, float] | None = None
+    """Bounds of the correction's weights; absent: the correction's own."""
+    allow_uncorrected: bool = False
+    """Permit correction none with max_staleness > 0."""
+    old_logp: Literal["auto", "current", "recompute", "rollout"] = "auto"
+    """The proximal policy; auto: current with one update a batch, recompute with several."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """Discount per trained token."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    filter: FilterSection = FilterSection()
+
+
+class OptimSection(Section):
+    """The optimizer."""
+
+    name: Literal["adamw", "sgd"] = "adamw"
+    """Optimizer."""
+    lr: float | None = Field(None, gt=0)
+    """Learning rate; absent: 3e-4 for agentrl's tiny policies, else 1e-6."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's moment decays."""
+    eps: float = Field(1e-8, gt=0)
+    """AdamW's epsilon."""
+    max_norm: float = Field(1.0, ge=0)
+    """Gradient norm clip; 0 = off."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate over the planned updates."""
+    warmup: int = Field(0, ge=0)
+    """Updates over which the learning rate rises from 0."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    """Where linear and cosine end, as a share of lr."""
+
+
+class TrainSection(Section):
+    """The loop."""
+
+    steps: int | None = Field(None, ge=1)
+    """Batches to train; absent: one pass over the tasks. Required where tasks have no end."""
+    batch_groups: int = Field(16, ge=1)
+    """Groups in a batch."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimizer updates each batch is cut into, between rollouts."""
+    epochs: int = Field(1, ge=1)
+    """Passes over each batch."""
+    max_staleness: int = Field(1, ge=0)
+    """How many versions behind the trained weights a token may be; 0 = synchronous."""
+    stale: Literal["wait"] = "wait"
+    """wait: a batch is closed only if what it leaves can still be trained in time."""
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Most tokens in one forward and backward pass; a longer single sequence is an error."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    max_bad_steps: int = Field(3, ge=0)
+    """Updates with non-finite gradients that are skipped before the run stops."""
+
+
+class ParallelSection(Section):
+    """The trainer's ranks."""
+
+    ranks: int = Field(1, ge=1)
+    """Trainer processes."""
+    gpus: float | None = Field(None, ge=0)
+    """GPUs of each rank; absent: 1 where the machine has any, else 0."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage."""
+    threads: int = Field(1, ge=1)
+    """CPU threads of each rank."""
+
+
+class EvalSection(Section):
+    """Evaluation on held-out tasks: before the first update, every `every` steps, and after the last."""
+
+    every: int = Field(0, ge=0)
+    """Steps between evaluations; 0 = only before the first and after the last update."""
+    enable: bool = True
+    """Evaluate at all."""
+    split: str = "test"
+    """Split of the environment's tasks."""
+    tasks: int = Field(128, ge=1)
+    """How many tasks are evaluated."""
+    n: int = Field(1, ge=1)
+    """Episodes of each task."""
+    temperature: float = Field(1.0, ge=0)
+    """Sampling temperature; 0 = greedy."""
+    greedy: bool = True
+    """Evaluate greedily as well; keys start with eval/greedy/."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling."""
+    top_k: int = Field(0, ge=0)
+    """Top-k sampling; 0 = off."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Min-p sampling."""
+    timeout_s: float = Field(600.0, gt=0)
+    """Longest evaluation, in seconds; episodes left then are excluded and counted."""
+
+
+class CkptSection(Section):
+    """Checkpoints."""
+
+    every: int = Field(0, ge=0)
+    """Steps between checkpoints; 0 = only at the end and when interrupted."""
+    keep: int = Field(2, ge=1)
+    """How many are kept."""
+
+
+class WatchdogSection(Section):
+    """Nothing is awaited for ever."""
+
+    warn_after: float = Field(60.0, gt=0)
+    """Seconds after which whatever is awaited is named in the log."""
+    fail_after: float = Field(600.0, gt=0)
+    """Seconds after which it fails or is issued again."""

@@ -1,0 +1,100 @@
+"""Where things come from and go to: the run, the model, the data, the environments, rewards and logs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import tyro
+from pydantic import Field
+
+from .section import Section
+
+KeyValues = tyro.conf.UseAppendAction[list[str]]
+Names = tyro.conf.UseAppendAction[list[str]]
+
+
+class RunSection(Section):
+    """The run and its folder."""
+
+    dir: str = "runs"
+    """Folder that holds the runs."""
+    name: str | None = None
+    """Name of the run's folder; made from env, algorithm and time when absent."""
+    seed: int = Field(0, ge=0)
+    """Seed of task draws, environments and sampling."""
+    resume: Annotated[str | None, tyro.conf.arg(aliases=["--resume"])] = None
+    """`latest` (with --run.name) or the path of a checkpoint."""
+
+
+class ModelSection(Section):
+    """The policy."""
+
+    path: Annotated[str | None, tyro.conf.arg(aliases=["--model"])] = None
+    """Folder or hub id of a Hugging Face model; without one and without a GPU, agentrl's own tiny policy."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: float32 on a CPU, bfloat16 on a GPU."""
+    tool_parser: str = "hermes"
+    """Name of vLLM's tool-call parser for this model family."""
+    chat_template: str = "auto"
+    """auto: the tokenizer's own; none: contents are joined as they are; or the path of a jinja file."""
+    history: Literal["append", "branch"] = "append"
+    """What to do where a template rewrites earlier turns: keep what was sampled, or follow the template in a new branch."""
+    trust_remote_code: bool = False
+    """Run Python code that the model folder brings."""
+
+
+class DataSection(Section):
+    """A dataset of prompts, in place of or beside the tasks an environment brings."""
+
+    path: str | None = None
+    """json, jsonl, parquet, csv or arrow file, a folder, or a hub id."""
+    split: str = "train"
+    """Split of a dataset that has several."""
+    input_key: str = "input"
+    """Column with the prompt: a string or a list of chat messages."""
+    label_key: str | None = None
+    """Column with the label; reaches the environment or reward function with its type unchanged."""
+    image_key: str | None = None
+    """Column with an image or a list of images."""
+    max_samples: int | None = Field(None, ge=1)
+    """Use the first N rows."""
+    on_error: Literal["error", "skip"] = "error"
+    """An unreadable row: stop, or skip and count it."""
+    test_path: str | None = None
+    """Dataset for evaluation; without one the first rows of `path` serve."""
+
+
+class EnvSection(Section):
+    """The environment."""
+
+    name: Annotated[str | None, tyro.conf.arg(aliases=["--env"])] = None
+    """A registered name, path/to/file.py:Class or gymnasium:ID."""
+    opt: KeyValues = []
+    """KEY=VALUE for the environment's constructor and tasks(); repeatable. The value is read as TOML, else as a string."""
+
+
+class RewardSection(Section):
+    """Reward functions of single-turn runs."""
+
+    name: Annotated[Names, tyro.conf.arg(aliases=["--reward"])] = []
+    """path/to/file.py:function; repeatable."""
+    weights: list[float] = []
+    """One weight for each reward function; all 1 when absent."""
+
+
+class AgentSection(Section):
+    """An agent program in place of the stock turn loop."""
+
+    name: Annotated[str | None, tyro.conf.arg(aliases=["--agent"])] = None
+    """path/to/file.py:Class of an AgentExecutorBase."""
+
+
+class LogSection(Section):
+    """What is written beside metrics.jsonl."""
+
+    tensorboard: bool = False
+    """Write TensorBoard event files to the run folder (needs the tensorboard package)."""
+    progress: Literal["auto", "plain", "none"] = "auto"
+    """auto: a live table on a terminal, plain lines elsewhere."""
+    rollouts: bool = True
+    """Write every trajectory to rollouts/."""
