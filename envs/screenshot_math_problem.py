@@ -1,0 +1,111 @@
+"""The arithmetic behind the page: making a problem, splitting train from test, judging a reply.
+
+Everything here is a function of plain values.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import zlib
+from collections.abc import Sequence
+from typing import overload
+
+from agentrl.env import Task
+from agentrl.errors import ConfigError, DataError
+
+from .screenshot_math_options import Settings
+
+SPLITS = ("train", "test")
+MAX_DRAWS = 2000
+TEST_SHARE = 5
+_EXPRESSION = re.compile(r"\d{1,6}(?:[-+*]\d{1,6}){0,7}")
+_ANSWER = re.compile(r"(?:.*(?:=|answer:?|answer is))?[\s*$]*([-−]?\d{1,12})[\s.*$]*", re.IGNORECASE)
+
+
+def evaluate(expression: str) -> int:
+    """The value of whole numbers joined by + - * without spaces, `*` first. Raises DataError for anything else."""
+    if not _EXPRESSION.fullmatch(expression):
+        raise DataError(f"not an expression of whole numbers and + - *: {expression[:60]!r}")
+    total = 0
+    for sign, term in re.findall(r"([-+]?)([\d*]+)", expression):
+        product = 1
+        for factor in term.split("*"):
+            product *= int(factor)
+        total += -product if sign == "-" else product
+    return total
+
+
+def is_test(operands: Sequence[int]) -> bool:
+    """Whether these numbers are held out: in any order, with any operators. About one set of numbers in five.
+
+    The salt is one for which every answer of the smallest level also has a pair on the training side.
+    """
+    key = ",".join(map(str, sorted(operands)))
+    return zlib.crc32(f"screenshot_math/12/{key}".encode()) % TEST_SHARE == 0
+
+
+def draw_expression(split: str, index: int, settings: Settings) -> str:
+    """The expression of task `index` of a split: always the same, its value never negative."""
+    rng = random.Random(f"{split}/{index}")
+    for _ in range(MAX_DRAWS):
+        operands = [rng.randint(settings.low, settings.high) for _ in range(settings.operands)]
+        expression = str(operands[0]) + "".join(rng.choice(settings.operators) + str(n) for n in operands[1:])
+        if is_test(operands) == (split == "test") and evaluate(expression) >= 0:
+            return expression
+    raise ConfigError(
+        f"screenshot_math finds no {split} problem with operands from {settings.low} to {settings.high}: widen the range."
+    )
+
+
+class Tasks(Sequence[Task]):
+    """The tasks of a split, made when looked at, in a fixed order. `row["seed"]` is the seed of the page's look."""
+
+    def __init__(self, split: str, settings: Settings) -> None:
+        if split not in SPLITS:
+            raise ConfigError(f"screenshot_math has the splits {' and '.join(SPLITS)}, not {split!r}.")
+        self.split = split
+        self.settings = settings
+
+    def __len__(self) -> int:
+        return self.settings.size
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Task]: ...
+    def __getitem__(self, index: int | slice) -> Task | list[Task]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"task {index} of {len(self)}")
+        index %= len(self)
+        expression = draw_expression(self.split, index, self.settings)
+        seed = zlib.crc32(f"{self.split}/{index}/look".encode())
+        level = self.settings.level
+        return Task(
+            id=f"{level}/{self.split}/{index}",
+            label=evaluate(expression),
+            row={"expression": expression, "seed": seed, "level": level},
+        )
+
+
+def read_answer(reply: str) -> int | None:
+    """The whole number a reply gives, or None when it gives none.
+
+    The last line that is not empty must be the number, alone or after `=` or `answer:`; what stands above it (a
+    chain of thought) is not read.
+    """
+    lines = [line for line in reply.splitlines() if line.strip()]
+    found = _ANSWER.fullmatch(lines[-1].strip()) if lines else None
+    return int(found[1].replace("−", "-")) if found else None
+
+
+def turn_reward(turn: int) -> float:
+    """The reward of a right answer given at `turn` (1 = the first): 1, 1/2, 1/4, …"""
+    return 0.5 ** (turn - 1)
+
+
+def direction(answer: int, label: int) -> str:
+    """The hint after a wrong answer."""
+    return "higher" if label > answer else "lower"
