@@ -28,13 +28,9 @@ _EXPORTS = {
     "engines.scripted": ("Reply", "ScriptedEngine"),
     "trajectory": ("Node", "Row", "Trajectory"),
     "renderer": ("Prompt", "Renderer"),
-    "executor": ("AgentExecutorBase", "RolloutContext"),
-    "executors": (
-        "FunctionExecutor",
-        "MultiTurnExecutor",
-        "SingleTurnExecutor",
-        "run_episode",
-    ),
+    "executor": ("AgentExecutorBase", "RolloutContext", "run_episode"),
+    "multi_turn": ("MultiTurnExecutor",),
+    "single_turn": ("SingleTurnExecutor",),
     "registry": ("register",),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}

@@ -71,7 +71,8 @@ class Env(gymnasium.Env[Any, Any]):
     """
 
     max_turns: int = 16
-    tools: list[dict[str, Any]] = []  # noqa: RUF012  OpenAI function schemas, given to the chat template
+    tools: list[dict[str, Any]] = []
+    """OpenAI function schemas, given to the chat template."""
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
     task: Task
     options: dict[str, Any]

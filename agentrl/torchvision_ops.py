@@ -1,14 +1,16 @@
-"""Makes `import torchvision` work where its compiled half does not load (a CUDA build beside a CPU torch).
+"""Makes transformers and vLLM import where torchvision and its siblings were built for another torch (CUDA beside CPU).
 
 Torchvision's pure-Python half is all that image processors use, but its import fails unless two operator schemas exist.
-Call `ensure_torchvision_imports` before the first import of transformers' processors or vLLM, in every process.
+A torchaudio or torchcodec that does not import is hidden, so that transformers and vLLM take it for not installed.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.machinery
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +18,22 @@ _SCHEMAS = {
     "nms": "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
+_UNUSED = ("torchaudio", "torchcodec")
 
 
 @functools.cache
 def ensure_torchvision_imports() -> Any:
-    """Define the schemas torchvision's import needs, unless its own operators load or it is not installed.
+    """Call before the first import of transformers' processors or models, or of vLLM, in every process.
 
-    The result owns the definitions and stays in the cache: dropping it would undo them. None = nothing was needed.
+    Does nothing where torchvision loads by itself or is not installed. The result owns the operator definitions and stays
+    in the cache, as dropping it would undo them; None = none were needed.
     """
-    spec = importlib.util.find_spec("torchvision")
-    if spec is None or spec.origin is None or importlib.util.find_spec("torch") is None:
+    if importlib.util.find_spec("torch") is None or _torchvision_loads():
         return None
+    for name in _UNUSED:
+        _hide_if_broken(name)
     import torch
 
-    if _operators_load(Path(spec.origin).parent):
-        return None
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name, schema in _SCHEMAS.items():
         if not hasattr(torch.ops.torchvision, name):
@@ -38,12 +41,17 @@ def ensure_torchvision_imports() -> Any:
     return library
 
 
-def _operators_load(folder: Path) -> bool:
-    """True when torchvision's compiled operators load into this torch; loading them here is what its import does next."""
+def _torchvision_loads() -> bool:
+    """False when torchvision's compiled operators do not load into this torch; loading is what its import does next."""
+    if "torchvision" in sys.modules:
+        return True
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return True
     import torch
 
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = folder / f"_C{suffix}"
+        path = Path(spec.origin).parent / f"_C{suffix}"
         if path.is_file():
             try:
                 torch.ops.load_library(str(path))
@@ -51,3 +59,11 @@ def _operators_load(folder: Path) -> bool:
                 return False
             return True
     return False
+
+
+def _hide_if_broken(name: str) -> None:
+    """Leave a package that imports as it is; make one that does not look absent (`None` in sys.modules)."""
+    try:
+        importlib.import_module(name)
+    except (ImportError, OSError, RuntimeError):
+        sys.modules[name] = None  # type: ignore[assignment]

@@ -130,9 +130,9 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float | None:
-        """Sum of the rewards given; None when none was given or the last word was "no verdict"."""
+        """Sum of the rewards given; None when none was given, the last word was "no verdict", or the episode failed."""
         given = [node.reward for node in self.nodes if node.reward is not None]
-        if self._no_verdict or not given:
+        if self._no_verdict or self.error is not None or not given:
             return None
         return float(sum(given))
 

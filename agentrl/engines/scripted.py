@@ -44,14 +44,16 @@ class ScriptedEngine:
         self._script = script
         self._served = 0
         self._running = 0
-        self._open = asyncio.Event()
-        self._open.set()
+        self._admitting = asyncio.Event()
+        self._admitting.set()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._aborting = asyncio.Event()
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        await self._open.wait()
+        await self._admitting.wait()
         self.requests.append(request)
         self.calls.append(("generate", request.request_id))
         self._running += 1
@@ -67,7 +69,7 @@ class ScriptedEngine:
         reply = await self._next(request)
         if await self._aborted_during(reply):
             return Generation((), (), (), "abort")
-        await self._open.wait()
+        await self._flowing.wait()
         if reply.error is not None:
             raise reply.error if isinstance(reply.error, BaseException) else EngineError(reply.error)
         ids = tuple(int(i) for i in reply.token_ids)
@@ -99,19 +101,19 @@ class ScriptedEngine:
 
     async def pause(self, mode: PauseMode) -> None:
         self.calls.append(("pause", mode))
-        self._open.clear()
+        self._admitting.clear()
+        if mode == "keep":
+            self._flowing.clear()
+            return
         if mode == "abort":
             self._aborting.set()
-        if mode in ("wait", "abort"):
-            if mode == "wait":
-                self._open.set()
-            await self._idle.wait()
-            self._open.clear()
+        await self._idle.wait()
         self._aborting.clear()
 
     async def resume(self) -> None:
         self.calls.append(("resume",))
-        self._open.set()
+        self._flowing.set()
+        self._admitting.set()
 
     async def update_weights(self, source: Any, version: int) -> None:
         self.calls.append(("update_weights", version))
