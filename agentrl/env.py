@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import gymnasium
 from gymnasium import spaces
@@ -73,7 +73,7 @@ class Env(gymnasium.Env[Any, Any]):
     max_turns: int = 16
     tools: list[dict[str, Any]] = []
     """OpenAI function schemas, given to the chat template."""
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": []}
     task: Task
     options: dict[str, Any]
 

@@ -8,6 +8,7 @@ import pickle
 import re
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ EnvFactory = Callable[[], gymnasium.Env[Any, Any]]
 
 CHECKED_TASKS = 1000
 CHECKED_EPISODES = 3
-MAX_TURNS = 8
 LONG_REPLY_CHARS = 200_000
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -88,10 +88,9 @@ def check_tasks(tasks: Sequence[Task]) -> list[Finding]:
     if strangers:
         return [Finding("error", f"`tasks` gave {strangers[0]}, not agentrl.Task.")]
     findings = []
-    seen: set[str] = set()
-    doubles = [task.id for task in tasks if task.id in seen or seen.add(task.id)]  # type: ignore[func-returns-value]
+    doubles = [name for name, times in Counter(task.id for task in tasks).items() if times > 1]
     if doubles:
-        findings.append(Finding("error", f"{len(doubles)} task ids are used twice, {doubles[0]!r} first."))
+        findings.append(Finding("error", f"{len(doubles)} task ids are used more than once, {doubles[0]!r} first."))
     for task in tasks:
         problem = _travels(task)
         if problem:
@@ -168,7 +167,7 @@ def _play(env: _Seated, seed: int) -> _Played:
     observation, _ = env.reset(seed=seed)
     turns: list[tuple[Any, ...]] = [(_fingerprint(observation),)]
     images = message_images(normalize(observation))
-    for action in list(bad_actions().values())[:MAX_TURNS]:
+    for action in bad_actions().values():
         observation, reward, terminated, truncated, info = env.step(action)
         _check_reward(reward)
         if not isinstance(info, dict):

@@ -174,7 +174,7 @@ def as_part(value: Any) -> Part:
         if kind == "image" and "image" in value:
             return Image(value["image"])
         if kind == "image_url":
-            url = value.get("image_url")
+            url: Any = value.get("image_url")
             return Image(url["url"] if isinstance(url, dict) else url)
     raise DataError(f"not a content part: {repr(value)[:100]}")
 

@@ -32,8 +32,12 @@ def register(name: str, env: type | Callable[..., Any]) -> None:
 
 
 def is_async_env(env: Any) -> bool:
-    """True when `reset` or `step` is `async def`: the env is for agentrl, or behind `agentrl.sync`."""
-    return any(inspect.iscoroutinefunction(inspect.unwrap(getattr(env, name))) for name in ("reset", "step"))
+    """True when `reset` or `step` is `async def`: the env is for agentrl, or behind `agentrl.sync`.
+
+    A factory without these methods counts as sync.
+    """
+    methods = [getattr(env, name) for name in ("reset", "step") if hasattr(env, name)]
+    return any(inspect.iscoroutinefunction(inspect.unwrap(method)) for method in methods)
 
 
 def _register_gymnasium(name: str, entry: Any, *, is_async: bool) -> None:
@@ -42,8 +46,7 @@ def _register_gymnasium(name: str, entry: Any, *, is_async: bool) -> None:
     gym_id = f"agentrl/{name}-v0"
     if gym_id in gymnasium.registry:
         del gymnasium.registry[gym_id]
-    checks = {"disable_env_checker": True, "order_enforce": False} if is_async else {}
-    gymnasium.register(id=gym_id, entry_point=entry, **checks)
+    gymnasium.register(id=gym_id, entry_point=entry, disable_env_checker=is_async, order_enforce=not is_async)
 
 
 def register_gymnasium() -> None:

@@ -187,9 +187,9 @@ class ToolEnv(Env):
             # The fault boundary of a call: the model asked for it, so the model is told.
             return self._refuse("raised", f"{type(error).__name__}: {error}")
 
-    def _refuse(self, kind: str, text: str) -> str:
+    def _refuse(self, kind: str, text: str) -> str | list[Any]:
         self.metrics[f"tool_errors/{kind}"] += 1
-        return f"Error: {text}"
+        return as_content(f"Error: {text}")
 
     async def _invoke(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call user code: on this thread, or off the event loop when there is one and the code is sync."""
@@ -228,7 +228,8 @@ def assistant_message(action: Action) -> Message:
 def as_content(result: Any) -> str | list[Any]:
     """Message content of what a tool returned: a str, or a list of parts if there is a picture or `Text` part in it."""
     if isinstance(result, str):
-        return str(result)
+        # JSON may escape half of a surrogate pair, which no tokenizer takes.
+        return result.encode(errors="replace").decode()
     if isinstance(result, Image | PILImage.Image):
         return [as_part(result)]
     parts = result if isinstance(result, list | tuple) else ()

@@ -17,6 +17,7 @@ from agentrl.tool_env import ToolEnv, tool
 from .safe_arithmetic import evaluate, written
 
 MAX_SHARE_TESTED = 0.1
+MAX_NUMBER = 300
 _NUMBER = re.compile(r"(?<![\d.)])-\d[\d,]*(?:\.\d+)?|\d[\d,]*(?:\.\d+)?")
 
 
@@ -148,9 +149,12 @@ class CalculatorMath(ToolEnv):
 
 
 def last_number(text: str) -> float | int | None:
-    """The last number written in a text: `1,234`, `-5`, `−5` and `391.0` are read; the `-` of `17-5` is no sign."""
+    """The last number written in a text: `1,234`, `-5`, `−5` and `391.0` are read; the `-` of `17-5` is no sign.
+
+    None when there is none, or when it has more than MAX_NUMBER characters.
+    """
     found = _NUMBER.findall(text.replace("−", "-"))
-    if not found:
+    if not found or len(found[-1]) > MAX_NUMBER:
         return None
     digits = found[-1].replace(",", "")
     return float(digits) if "." in digits else int(digits)
