@@ -1,0 +1,28 @@
+"""Log-probabilities and entropy at a temperature: the one place where logits are scaled.
+
+Policy, reference and entropy of a run use its rollout temperature here, so that they speak of the distribution that was
+sampled. Critic, SFT, reward model and DPO leave it at 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
+    """log softmax(logits / T) of the given tokens: logits[..., V], token_ids int[...] -> float32[...]."""
+    scaled = _scaled(logits, temperature)
+    return scaled.gather(-1, token_ids[..., None].long()).squeeze(-1) - scaled.logsumexp(-1)
+
+
+def entropy(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    """Entropy in nats of softmax(logits / T): [..., V] -> float32[...]. A logit of -inf is a token of probability 0."""
+    logp = torch.log_softmax(_scaled(logits, temperature), dim=-1)
+    return -(logp.exp() * torch.where(logp.isneginf(), 0.0, logp)).sum(-1)
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    if not temperature > 0:
+        raise ValueError(f"temperature {temperature}: log-probabilities for training need one above 0")
+    return logits.float() / temperature

@@ -1,0 +1,75 @@
+"""Advantage estimators by name.
+
+An estimator is one function `Decisions -> advantages[R, L]`, before whitening:
+
+    @register_advantage("mine", whiten=True)
+    def mine(d: Decisions) -> Tensor:
+        return d.token_rewards - d.penalty
+
+What it returns at slots that are not trained, or for rollouts that are not valid, is dropped. A package makes its own
+known with an entry point in the group `agentrl.algorithms` that names the decorated function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..registry import lookup, names, suggest
+from .decisions import Decisions
+from .presets import Preset, find_preset, preset_names
+
+Function = Callable[[Decisions], Tensor]
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A registered estimator and what it asks of the data.
+
+    whiten = its default; grouped = compares members of a group, so a group with fewer than two valid ones gives no
+    signal; critic = needs `values`, and its returns are advantage + value; by_turn = takes `token_rewards`.
+    """
+
+    name: str
+    function: Function
+    whiten: bool
+    grouped: bool
+    critic: bool
+    by_turn: bool
+
+
+_estimators: dict[str, Estimator] = {}
+
+
+def register_advantage(
+    name: str, *, whiten: bool = False, grouped: bool = False, critic: bool = False, by_turn: bool = True
+) -> Callable[[Function], Function]:
+    """Decorator: give an estimator a name for `compute_advantages` and `--algo`. The last registration of a name holds."""
+
+    def register(function: Function) -> Function:
+        _estimators[name] = Estimator(name, function, whiten, grouped, critic, by_turn)
+        return function
+
+    return register
+
+
+def find_estimator(name: str) -> Estimator:
+    """The estimator of an advantage name, preset name or alias. Raises ValueError with the nearest names."""
+    if name not in _estimators and name in preset_names():
+        name = find_preset(name).advantage
+    if name not in _estimators and name in names("algorithm"):
+        lookup("algorithm", name)
+    if name not in _estimators:
+        known = sorted({*_estimators, *preset_names()})
+        raise ValueError(f"There is no advantage named {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
+    return _estimators[name]
+
+
+def algorithm(name: str) -> Preset:
+    """The composition that `--algo NAME` starts from: a preset, or the default axes around a registered estimator."""
+    if name in preset_names():
+        return find_preset(name)
+    estimator = find_estimator(name)
+    return Preset(name, estimator.name, critic=estimator.critic)

@@ -1,0 +1,19 @@
+"""Which groups carry a signal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def keep_group(scores: Iterable[float | None], low: float | None = None, high: float | None = None) -> bool:
+    """True iff the members with a verdict, at least two, differ in raw score and low < their mean < high.
+
+    scores: one per rollout of the group; None or NaN = no verdict. A bound that is None is not tested. The group is
+    kept or dropped whole (dynamic sampling, DAPO, Yu 2025).
+    """
+    known = [float(score) for score in scores if score is not None and not math.isnan(score)]
+    if len(known) < 2 or max(known) - min(known) <= 0:
+        return False
+    mean = math.fsum(known) / len(known)
+    return (low is None or low < mean) and (high is None or mean < high)
