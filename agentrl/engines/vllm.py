@@ -1,0 +1,244 @@
+"""The Engine over vLLM's AsyncLLM: token ids in, sampled ids with log-probs and weight versions out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from ..engine import Generation, GenerationRequest, Health, PauseMode, Sampling, Span
+from ..errors import EngineError
+from ..messages import ToolCall
+from ..torchvision_ops import ensure_torchvision_imports
+from .placeholders import check_expansion, collapse
+from .tool_parsing import MARKERS, Extract, parse_tool_calls, vllm_extract
+from .vllm_options import VLLMOptions, engine_arguments
+from .vllm_plugin import BACKEND, register
+from .weights import WeightSource
+
+_FINISHES = ("stop", "length", "abort")
+_MAX_SEED = 2**63
+
+
+class VLLMEngine:
+    """Implements `Engine`. Lives in one event loop; `launch` makes one, the constructor takes a ready AsyncLLM.
+
+    Invariants: no request is admitted between `pause` and `resume`; the prefix cache is salted with the weight version
+    at admission, so no request reads keys and values of older weights; `version` moves only after a load. A load that
+    failed half-way leaves the engine unusable: every later call raises EngineError, and `health` says why.
+    """
+
+    def __init__(self, llm: Any, options: VLLMOptions, version: int, stats: Stats, extract: Extract) -> None:
+        self.version = version
+        self._llm = llm
+        self._options = options
+        self._stats = stats
+        self._extract = extract
+        self._open = asyncio.Event()
+        self._open.set()
+        self._broken = ""
+        self._image_token_id = _image_token_id(llm.model_config.hf_config) if options.max_images else None
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        async with self._engine_faults("generate"):
+            prompt = await self._render(request)
+            params = sampling_params(request.sampling, self._options.stop_token_ids)
+            await self._open.wait()
+            self._refuse_broken()
+            prompt["cache_salt"] = f"weights-{self.version}"
+            output = None
+            async for output in self._llm.generate(prompt, params, request_id=_unique(request.request_id)):
+                pass
+        if output is None:
+            raise EngineError("vLLM ended a request without an output")
+        return as_generation(output.outputs[0])
+
+    async def _render(self, request: GenerationRequest) -> dict[str, Any]:
+        """vLLM's engine input: images processed, placeholders expanded and checked against the request's ids."""
+        ids = collapse(request.token_ids, self._image_token_id, len(request.images))
+        prompt: dict[str, Any] = {"prompt_token_ids": ids}
+        if request.images:
+            prompt["multi_modal_data"] = {"image": await asyncio.to_thread(lambda: [i.pil for i in request.images])}
+            prompt["multi_modal_uuids"] = {"image": [image.sha256 for image in request.images]}
+        (rendered,) = await self._llm.renderer.render_cmpl_async([prompt])
+        check_expansion(request.token_ids, rendered["prompt_token_ids"])
+        return rendered
+
+    async def parse(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[ToolCall]]:
+        return parse_tool_calls(text, tools, self._extract, MARKERS.get(self._options.tool_parser))
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Close the door, then freeze ("keep"), drain ("wait") or abort what runs. Caches go unless KV is kept."""
+        self._open.clear()
+        keep = mode == "keep" and self._options.kv == "keep"
+        async with self._engine_faults("pause"):
+            self._refuse_broken()
+            await self._llm.pause_generation(mode=mode, clear_cache=not keep)
+
+    async def resume(self) -> None:
+        async with self._engine_faults("resume"):
+            self._refuse_broken()
+            await self._llm.resume_generation()
+        self._open.set()
+
+    async def update_weights(self, source: WeightSource, version: int) -> None:
+        """Load what a `WeightPublisher` published. Only between `pause` and `resume`; bounded by `update_timeout_s`."""
+        if self._open.is_set():
+            raise EngineError("update_weights is called between pause and resume only")
+        async with self._engine_faults("update_weights"):
+            self._refuse_broken()
+            async with asyncio.timeout(self._options.update_timeout_s):
+                await self._load(source, version)
+        self.version = version
+
+    async def _load(self, source: WeightSource, version: int) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.start_weight_update()
+        self._broken = f"the update to weight version {version} did not finish"
+        try:
+            await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"source": source.to_dict()}))
+        except Exception as error:
+            if "do not fit" in str(error) or "do not hold" in str(error):
+                self._broken = ""
+            raise
+        await self._llm.finish_weight_update(weight_version=str(version))
+        for reset in (self._llm.reset_mm_cache, self._llm.reset_encoder_cache):
+            if await reset() is False:
+                raise EngineError(f"vLLM refused {reset.__name__} after the update to weight version {version}")
+        self._broken = ""
+
+    async def health(self) -> Health:
+        detail = self._broken or ("the engine process is gone" if self._llm.errored else "")
+        s = self._stats
+        return Health(not detail, self.version, s.running, s.waiting, s.kv_usage, s.preemptions, detail)
+
+    def shutdown(self) -> None:
+        self._llm.shutdown()
+
+    def _refuse_broken(self) -> None:
+        if self._broken:
+            raise EngineError(f"the engine is unusable: {self._broken}")
+
+    @asynccontextmanager
+    async def _engine_faults(self, doing: str) -> AsyncIterator[None]:
+        """The fault boundary to vLLM: whatever it raises becomes an EngineError that survives pickling."""
+        try:
+            yield
+        except EngineError:
+            raise
+        except Exception as error:
+            cause = error.__cause__ or error
+            raised = EngineError(f"vLLM failed in {doing}: {type(cause).__name__}: {cause}")
+            raised.retryable = not isinstance(cause, ValueError)
+            raise raised from None
+
+
+class Stats:
+    """The last scheduler statistics vLLM reported; a stat logger by shape (`StatLoggerBase`)."""
+
+    def __init__(self) -> None:
+        self.running = self.waiting = self.preemptions = 0
+        self.kv_usage = 0.0
+
+    def record(
+        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
+    ) -> None:
+        if scheduler_stats is not None:
+            self.running = scheduler_stats.num_running_reqs
+            self.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+            self.kv_usage = scheduler_stats.kv_cache_usage
+        if iteration_stats is not None:
+            self.preemptions += iteration_stats.num_preempted_reqs
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+    def log(self) -> None:
+        pass
+
+    def record_sleep_state(self, is_awake: int, level: int) -> None:
+        pass
+
+
+async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
+    """Start vLLM in this process's children and label its weights `version`. Its environment is set already."""
+    patched = ensure_torchvision_imports() is not None
+    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are the model's daily bread
+    register()
+    if patched:
+        _inspect_model_here(options)
+    stats = Stats()
+    llm = AsyncLLM.from_engine_args(
+        AsyncEngineArgs(**engine_arguments(options), weight_transfer_config={"backend": BACKEND}),
+        stat_loggers=[lambda config, index: stats],
+    )
+    extract = vllm_extract(options.tool_parser, llm.get_tokenizer())
+    await llm.init_weight_transfer_engine(WeightTransferInitRequest())
+    await llm.update_weight_version(str(version))
+    return VLLMEngine(llm, options, version, stats, extract)
+
+
+def _inspect_model_here(options: VLLMOptions) -> None:
+    """Spare vLLM the helper process in which it looks at the model class: there torchvision would not import."""
+    from transformers import AutoConfig
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    config = AutoConfig.from_pretrained(options.model, trust_remote_code=options.trust_remote_code)
+    for architecture in config.architectures or ():
+        if architecture in ModelRegistry.models:
+            ModelRegistry.register_model(architecture, ModelRegistry.models[architecture].load_model_cls())
+
+
+def sampling_params(sampling: Sampling, stop_token_ids: tuple[int, ...]) -> Any:
+    """Every parameter that shapes the distribution or the length, explicitly; the checkpoint's defaults never count."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        n=1,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        seed=None if sampling.seed is None else sampling.seed % _MAX_SEED,
+        max_tokens=sampling.max_new_tokens,
+        min_tokens=0,
+        stop=list(sampling.stop),
+        stop_token_ids=list(stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def as_generation(output: Any) -> Generation:
+    """vLLM's completion as ours. Raises EngineError for an end that is neither stop, length nor abort."""
+    if output.finish_reason not in _FINISHES:
+        raise EngineError(f"vLLM ended a request with {output.finish_reason!r}")
+    ids = tuple(output.token_ids)
+    logprobs = tuple(float(entry[token].logprob) for token, entry in zip(ids, output.logprobs or (), strict=True))
+    spans = tuple(Span(int(span.version), span.start, span.end) for span in output.weight_versions or ())
+    return Generation(ids, logprobs, spans, output.finish_reason)
+
+
+def _image_token_id(hf_config: Any) -> int | None:
+    values = hf_config.to_dict()
+    return values.get("image_token_id", values.get("image_token_index"))
+
+
+def _unique(request_id: str) -> str:
+    """vLLM wants ids that are never in use twice; a retry may well overlap its first attempt's abort."""
+    return f"{request_id}-{uuid.uuid4().hex[:12]}"

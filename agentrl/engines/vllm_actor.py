@@ -1,0 +1,161 @@
+"""The vLLM engine in a Ray actor, and the handle through which everyone else uses it as an `Engine`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import Awaitable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
+
+from ..engine import Generation, GenerationRequest, Health, PauseMode
+from ..errors import EngineError
+from ..messages import ToolCall
+from .vllm_options import VLLMOptions, environment
+from .weights import WeightSource
+
+MAX_CONCURRENCY = 16384
+
+
+class VLLMActor:
+    """One engine in a process of its own. Cancelling a call here ends the request in vLLM."""
+
+    def __init__(self, options: VLLMOptions, version: int) -> None:
+        # multiprocessing imports the parent's main module first in every child: ours instead of Ray's worker program.
+        sys.modules["__main__"].__spec__ = importlib.util.find_spec("agentrl.engines.vllm_child")
+        self._options = options
+        self._version = version
+
+    async def start(self) -> None:
+        """Load vLLM and the model. Called once, before anything else."""
+        from .vllm import launch
+
+        try:
+            self._engine = await launch(self._options, self._version)
+        except Exception as error:
+            raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        return await self._engine.generate(request)
+
+    async def parse(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[ToolCall]]:
+        return await self._engine.parse(text, tools)
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self._engine.pause(mode)
+
+    async def resume(self) -> None:
+        await self._engine.resume()
+
+    async def update_weights(self, source: WeightSource, version: int) -> None:
+        await self._engine.update_weights(source, version)
+
+    async def health(self) -> Health:
+        return await self._engine.health()
+
+    async def shutdown(self) -> None:
+        self._engine.shutdown()
+
+
+class RayEngine:
+    """An `Engine` that lives in a `VLLMActor`; picklable, any number of copies in any process.
+
+    `version` is the newest this copy has seen, in its own updates, health checks and generations. Every failure of the
+    actor or on the way to it is an EngineError. Cancelling a call cancels it in the actor too.
+    """
+
+    def __init__(self, actor: Any, version: int, health_timeout_s: float = 10.0) -> None:
+        self.actor = actor
+        self.version = version
+        self._health_timeout_s = health_timeout_s
+
+    async def generate(self, request: GenerationRequest) -> Generation:
+        generation: Generation = await _call(self.actor.generate.remote(request))
+        self.version = max([self.version, *(span.version for span in generation.version_spans)])
+        return generation
+
+    async def parse(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[ToolCall]]:
+        return await _call(self.actor.parse.remote(text, tools))
+
+    async def pause(self, mode: PauseMode) -> None:
+        await _call(self.actor.pause.remote(mode))
+
+    async def resume(self) -> None:
+        await _call(self.actor.resume.remote())
+
+    async def update_weights(self, source: WeightSource, version: int) -> None:
+        await _call(self.actor.update_weights.remote(source, version))
+        self.version = version
+
+    async def health(self) -> Health:
+        """Never raises and never waits longer than `health_timeout_s`: a dead or deaf engine is `ok=False`."""
+        try:
+            async with asyncio.timeout(self._health_timeout_s):
+                health: Health = await _call(self.actor.health.remote())
+        except TimeoutError:
+            return Health(False, self.version, detail=f"no answer within {self._health_timeout_s} s")
+        except EngineError as error:
+            return Health(False, self.version, detail=str(error))
+        self.version = max(self.version, health.version)
+        return health
+
+    async def close(self, timeout_s: float = 10.0) -> None:
+        """End the engine's processes: asked first, killed when that takes too long or fails."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await _call(self.actor.shutdown.remote())
+        except (TimeoutError, EngineError):
+            pass
+        finally:
+            ray.kill(self.actor)
+
+
+async def start_engine(
+    options: VLLMOptions, version: int = 0, *, actor_options: Mapping[str, Any] | None = None
+) -> RayEngine:
+    """Start one engine on the connected Ray cluster and wait until it answers, at most `start_timeout_s`.
+
+    `actor_options` are Ray's (name, num_cpus, num_gpus, scheduling_strategy, …) and win over the defaults. Raises EngineError.
+    """
+    defaults: dict[str, Any] = {
+        "num_cpus": 1,
+        "num_gpus": options.tensor_parallel_size if options.device == "gpu" else 0,
+        "max_concurrency": MAX_CONCURRENCY,
+        "runtime_env": {"env_vars": environment(options)},
+    }
+    actor = ray.remote(VLLMActor).options(**defaults | dict(actor_options or {})).remote(options, version)
+    try:
+        async with asyncio.timeout(options.start_timeout_s):
+            await _call(actor.start.remote())
+    except BaseException as error:
+        ray.kill(actor)
+        if isinstance(error, TimeoutError):
+            raise EngineError(f"the engine was not ready within {options.start_timeout_s:.0f} s") from error
+        raise
+    return RayEngine(actor, version)
+
+
+async def _call(reference: Any) -> Any:
+    """Await an actor call; cancelled here, it is cancelled there. Ray's errors become EngineErrors."""
+    try:
+        return await _awaitable(reference)
+    except asyncio.CancelledError:
+        ray.cancel(reference)
+        raise
+    except TaskCancelledError as error:
+        raise EngineError("the engine call was cancelled in the engine") from error
+    except RayTaskError as error:
+        if isinstance(error.cause, EngineError):
+            raise error.cause from None
+        raise EngineError(f"the engine call failed: {error.cause!r}") from error
+    except RayActorError as error:
+        raise EngineError(f"the engine actor is gone: {str(error).splitlines()[0]}") from error
+    except RayError as error:
+        raise EngineError(f"the engine call failed: {error}") from error
+
+
+async def _awaitable(reference: Awaitable[Any]) -> Any:
+    return await reference

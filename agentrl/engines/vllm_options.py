@@ -1,0 +1,96 @@
+"""How a vLLM engine is started: plain values, importable without vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class VLLMOptions:
+    """One engine. `model` is a folder in Hugging Face format.
+
+    `device` cpu | gpu decides threads, memory and defaults; `dtype` auto = float32 on the CPU, bfloat16 on a GPU.
+    `kv` says what becomes of running requests at a weight update: "keep" their KV cache, or "recompute" it (exact).
+    `stop_token_ids` are all the ids that end a turn: the checkpoint's own are never added. `kv_cache_gb` is GiB, for the
+    CPU. `update_timeout_s` bounds a weight update. `engine_args` go to vLLM's AsyncEngineArgs last, over everything here.
+    """
+
+    model: str
+    device: Literal["cpu", "gpu"] = "cpu"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int = 4096
+    max_num_seqs: int = 64
+    seed: int = 0
+    kv: Literal["keep", "recompute"] = "keep"
+    tool_parser: str = "hermes"
+    stop_token_ids: tuple[int, ...] = ()
+    max_images: int = 0
+    kv_cache_gb: float = 0.5
+    gpu_memory_utilization: float = 0.9
+    tensor_parallel_size: int = 1
+    threads: int = 1
+    enforce_eager: bool = True
+    trust_remote_code: bool = False
+    start_timeout_s: float = 600.0
+    update_timeout_s: float = 300.0
+    debug: bool = False
+    engine_args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def resolved_dtype(self) -> str:
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if self.device == "cpu" else "bfloat16"
+
+
+def environment(options: VLLMOptions) -> dict[str, str]:
+    """The variables the engine's own process tree needs; set for that process and nowhere else."""
+    common = {
+        "VLLM_LOGGING_LEVEL": "DEBUG" if options.debug else "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if options.device == "gpu":
+        return common
+    threads = str(options.threads)
+    return common | {
+        # One process for engine core and worker instead of two; threads are bounded by OMP_NUM_THREADS, not by binding.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if options.tensor_parallel_size == 1 else "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+    }
+
+
+def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
+    """Keyword arguments of vLLM's AsyncEngineArgs.
+
+    No chunked prefill, and room for one whole sequence in a step: on the CPU a seeded request dies in a chunked prefill.
+    """
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.resolved_dtype,
+        "seed": options.seed,
+        "max_model_len": options.max_model_len,
+        "max_num_seqs": options.max_num_seqs,
+        "max_num_batched_tokens": max(options.max_model_len, 8192),
+        "enable_chunked_prefill": False,
+        "enable_prefix_caching": True,
+        "enforce_eager": options.enforce_eager,
+        "tensor_parallel_size": options.tensor_parallel_size,
+        "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "limit_mm_per_prompt": {"image": options.max_images, "video": 0},
+        "mm_processor_cache_gb": 0,
+        "disable_log_stats": True,
+        "enable_log_requests": options.debug,
+        "trust_remote_code": options.trust_remote_code,
+    }
+    if options.device == "cpu":
+        arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
+    else:
+        arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
+    return arguments | options.engine_args

@@ -1,0 +1,136 @@
+"""vLLM's worker side of a weight update through shared memory: check the names, reload layer by layer, repack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from .weights import WeightReader, WeightSource
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass
+class TransferInit(WeightTransferInitInfo):
+    """Nothing to agree on beforehand: the manifest of each update says all."""
+
+
+@dataclass
+class TransferUpdate(WeightTransferUpdateInfo):
+    """`source` is `WeightSource.to_dict()`."""
+
+    source: dict[str, Any]
+
+
+class SharedMemoryTransfer(WeightTransferEngine[TransferInit, TransferUpdate]):
+    """One `update_weights` carries the whole model. Nothing is touched before every name and shape has been checked.
+
+    Raises ValueError for a missing or unknown name, another shape, or blocks that do not hold what was published; the
+    engine then still has its old weights.
+    """
+
+    init_info_cls = TransferInit
+    update_info_cls = TransferUpdate
+    supports_draft_weight_update = False
+    _reader: WeightReader | None = None
+
+    def init_transfer_engine(self, init_info: TransferInit) -> None:
+        mapper = self.model.hf_to_vllm_mapper.map_name if hasattr(self.model, "hf_to_vllm_mapper") else _same_name
+        self._rename: Callable[[str], str | None] = mapper
+        self._expected = _renamed(_checkpoint_shapes(Path(self.model_config.model)), mapper)
+        self._tied = bool(self.model_config.hf_config.get_text_config().tie_word_embeddings)
+
+    def start_weight_update(self) -> None:
+        """Nothing yet: the layers are opened for loading once the names have been checked."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: TransferUpdate) -> None:
+        source = WeightSource.from_dict(update_info.source)
+        sent = {spec.name: spec.shape for spec in source.tensors}
+        check_names(_renamed(sent, self._rename), self._expected, self._tied)
+        reader = WeightReader(source)
+        if reader.fingerprint() != source.fingerprint:
+            raise ValueError(f"the blocks of weight version {source.version} do not hold what was published")
+        self._reader = reader
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(reader.tensors())
+
+    def finish_weight_update(self) -> None:
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type == "cpu":
+            self._repack_head()
+        self.shutdown()
+
+    def _repack_head(self) -> None:
+        """vLLM prepacks the output head for its CPU kernel and, when it is tied, does not renew that at a reload."""
+        for module in self.model.modules():
+            if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
+                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+    def shutdown(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def check_names(sent: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], tied: bool) -> None:
+    """Raise ValueError that names what is missing, unknown or of another shape. A tied head may be there or not."""
+    optional = {name for name in {*sent, *expected} if tied and name.endswith("lm_head.weight")}
+    problems = {
+        "missing": sorted(set(expected) - set(sent) - optional),
+        "unknown": sorted(set(sent) - set(expected) - optional),
+        "of another shape": sorted(
+            f"{name} {list(sent[name])} instead of {list(expected[name])}"
+            for name in set(sent) & set(expected)
+            if tuple(sent[name]) != tuple(expected[name])
+        ),
+    }
+    found = [f"{len(names)} {kind} ({_some(names)})" for kind, names in problems.items() if names]
+    if found:
+        raise ValueError(f"the published weights do not fit the engine's model: {'; '.join(found)}")
+
+
+def _some(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+def _same_name(name: str) -> str:
+    return name
+
+
+def _renamed(shapes: Mapping[str, tuple[int, ...]], rename: Callable[[str], str | None]) -> Shapes:
+    """Under vLLM's names, as checkpoints and HF modules disagree on prefixes; names vLLM ignores are left out."""
+    named = ((rename(name), shape) for name, shape in shapes.items())
+    return {name: shape for name, shape in named if name is not None}
+
+
+def _checkpoint_shapes(folder: Path) -> Shapes:
+    """Names and shapes of the checkpoint the engine was loaded from, out of the safetensors headers."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"{folder} holds no .safetensors files to check published weights against")
+    return dict(_headers(files))
+
+
+def _headers(files: Iterable[Path]) -> Iterable[tuple[str, tuple[int, ...]]]:
+    for file in files:
+        with safe_open(file, framework="pt") as checkpoint:
+            for name in checkpoint.keys():  # noqa: SIM118 (safe_open is no dict)
+                yield name, tuple(checkpoint.get_slice(name).get_shape())
