@@ -15,6 +15,7 @@ import gymnasium
 from gymnasium import spaces
 
 from .messages import Action, Image, Observation
+from .registry import accepted_options, register_gymnasium
 
 MAX_DRAWN_TASKS = 10_000
 
@@ -103,8 +104,6 @@ class Env(gymnasium.Env[Any, Any]):
         return (cast(Observation, prompt) if prompt is not None else ""), {}
 
     def _draw(self, seed: int | None) -> Task:
-        from .registry import accepted_options
-
         tasks = type(self).tasks("train", **accepted_options(type(self).tasks, self.options))
         if not isinstance(tasks, Sequence):
             tasks = list(itertools.islice(tasks, MAX_DRAWN_TASKS))
@@ -118,3 +117,6 @@ class Env(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Called at most once an episode, on the thread that made the env."""
+
+
+register_gymnasium()

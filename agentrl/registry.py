@@ -50,7 +50,7 @@ def _register_gymnasium(name: str, entry: Any, *, is_async: bool) -> None:
 
 
 def register_gymnasium() -> None:
-    """Called by gymnasium's plugin loader: makes the installed envs known to `gymnasium.make` without importing them."""
+    """Make the installed envs known to `gymnasium.make`, without importing them; gymnasium looks for no entry points."""
     for point in importlib.metadata.entry_points(group=GROUPS["env"]):
         _register_gymnasium(point.name, point.value, is_async=False)
 

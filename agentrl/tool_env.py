@@ -180,7 +180,7 @@ class ToolEnv(Env):
             arguments = self._toolbox[call.name].validate(call.arguments)
             return as_content(await self._invoke(getattr(self, call.name), **arguments))
         except ArgumentsError as error:
-            return self._refuse("arguments", f"wrong arguments for {call.name}: {error}.")
+            return self._refuse("arguments", f"wrong arguments for {call.name}: {error}")
         except (EnvError, InfrastructureError):
             raise
         except Exception as error:

@@ -56,7 +56,7 @@ class ToolSchema:
             if detail["type"] == "missing":
                 problems.append(f"{where} is missing")
             elif detail["type"] == "extra_forbidden":
-                problems.append(f"there is no {where}{suggest(where, self.fields).rstrip('?')}")
+                problems.append(f"there is no {where}.{suggest(where, self.fields)}")
             else:
                 problems.append(f"{where}: {detail['msg']}")
         return "; ".join(problems)
@@ -79,7 +79,7 @@ def tool_schema(method: Callable[..., Any]) -> ToolSchema:
         definitions[fields[parameter.name]] = (hints.get(parameter.name, Any), field)
     try:
         model = create_model(name, __config__=ConfigDict(extra="forbid"), **definitions)
-        schema = ToolSchema(name, documented.description or "", model, fields)
+        schema = ToolSchema(name, (documented.description or "").strip(), model, fields)
         schema.as_openai()
     except PydanticUserError as error:
         raise TypeError(f"tool {name}: its parameters cannot be described as JSON: {error.message}") from error

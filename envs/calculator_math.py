@@ -96,10 +96,11 @@ class CalculatorTasks(Sequence[Task]):
 @functools.lru_cache(maxsize=8)
 def _draw(space: int, tested: int, trained: int) -> tuple[int, ...]:
     """Distinct numbers below `space`: `tested` of them that depend on nothing else, then `trained` others."""
-    tests = random.Random(0).sample(range(space), tested)
-    taken = set(tests)
-    others = random.Random(1).sample(range(space), min(space, trained + tested))
-    return (*tests, *[number for number in others if number not in taken][:trained])
+    drawn: dict[int, None] = {}
+    for total, draw in ((tested, random.Random(0)), (tested + trained, random.Random(1))):
+        while len(drawn) < total:
+            drawn[draw.randrange(space)] = None
+    return tuple(drawn)
 
 
 class CalculatorMath(ToolEnv):
