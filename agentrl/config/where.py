@@ -61,7 +61,7 @@ class DataSection(Section):
     on_error: Literal["error", "skip"] = "error"
     """An unreadable row: stop, or skip and count it."""
     test_path: str | None = None
-    """Dataset for evaluation; without one the first rows of `path` serve."""
+    """Dataset for evaluation, with the same columns; without one a run on a dataset is not evaluated."""
 
 
 class EnvSection(Section):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +14,7 @@ from ..messages import ToolCall
 from ..torchvision_ops import ensure_torchvision_imports
 from .placeholders import check_expansion, collapse
 from .tool_parsing import MARKERS, Extract, parse_tool_calls, vllm_extract
+from .vllm_noise import silence_expected
 from .vllm_options import VLLMOptions, engine_arguments
 from .vllm_plugin import BACKEND, register
 from .weights import WeightSource
@@ -166,12 +166,13 @@ class Stats:
 
 async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
     """Start vLLM in this process's children and label its weights `version`. Its environment is set already."""
+    if not options.debug:
+        silence_expected()
     patched = ensure_torchvision_imports() is not None
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    logging.getLogger("vllm.tool_parsers").setLevel(logging.CRITICAL)  # malformed calls are the model's daily bread
     register()
     if patched:
         _inspect_model_here(options)

@@ -47,6 +47,7 @@ class VLLMOptions:
 def environment(options: VLLMOptions) -> dict[str, str]:
     """The variables the engine's own process tree needs; set for that process and nowhere else."""
     common = {
+        "TORCH_CPP_LOG_LEVEL": "WARNING" if options.debug else "ERROR",
         "VLLM_LOGGING_LEVEL": "DEBUG" if options.debug else "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
@@ -58,6 +59,8 @@ def environment(options: VLLMOptions) -> dict[str, str]:
     return common | {
         # One process for engine core and worker instead of two; threads are bounded by OMP_NUM_THREADS, not by binding.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if options.tensor_parallel_size == 1 else "1",
+        # Two small helpers of vLLM's sampler are compiled with C++ at the first request (16 s) unless this is off.
+        "TORCH_COMPILE_DISABLE": "1" if options.enforce_eager else "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
@@ -85,6 +88,7 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "limit_mm_per_prompt": {"image": options.max_images, "video": 0},
         "mm_processor_cache_gb": 0,
+        "use_tqdm_on_load": options.debug,
         "disable_log_stats": True,
         "enable_log_requests": options.debug,
         "trust_remote_code": options.trust_remote_code,

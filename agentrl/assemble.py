@@ -1,0 +1,143 @@
+"""From configuration to working parts: the renderer, the executor and the tasks of a run."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Iterable
+from functools import partial
+from typing import Any
+
+from .config import Config
+from .data import load_tasks
+from .engine import Limits
+from .env import Task
+from .errors import ConfigError
+from .executor import AgentExecutorBase
+from .model_folder import generation_stop_ids, model_config, takes_images
+from .multi_turn import MultiTurnExecutor
+from .registry import accepted_options, load_object, resolve_env, suggest
+from .renderer import Renderer
+from .single_turn import SingleTurnExecutor
+
+
+def parse_options(pairs: Iterable[str], flag: str) -> dict[str, Any]:
+    """KEY=VALUE pairs; each value is read as TOML, else it is a string. Raises ConfigError."""
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"{flag} wants KEY=VALUE, not {pair!r}.")
+        options[key.strip()] = _toml_value(value)
+    return options
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+class EnvSource:
+    """The environment of a run: its class or factory, and the options it was given."""
+
+    def __init__(self, config: Config) -> None:
+        assert config.env.name is not None
+        self.name = config.env.name
+        self.target = resolve_env(self.name)
+        self.options = parse_options(config.env.opt, "--env.opt")
+        self._check_options()
+
+    def _check_options(self) -> None:
+        if not isinstance(self.target, type):
+            return
+        taken = set(accepted_options(self.target.__init__, self.options)) | set(
+            accepted_options(self.target.tasks, self.options) if hasattr(self.target, "tasks") else ()
+        )
+        unknown = [key for key in self.options if key not in taken]
+        if unknown:
+            known = [name for name in inspect.signature(self.target).parameters if name not in ("args", "kwargs")]
+            raise ConfigError(
+                f"{self.name} has no option {unknown[0]!r}.{suggest(unknown[0], known)} It takes {', '.join(known) or 'none'}."
+            )
+
+    def make(self) -> Any:
+        """A fresh env."""
+        if isinstance(self.target, type):
+            return self.target(**accepted_options(self.target.__init__, self.options))
+        return self.target(**self.options)
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        """The tasks the env brings for a split."""
+        if not isinstance(self.target, type) or not hasattr(self.target, "tasks"):
+            return ()
+        return self.target.tasks(split, **accepted_options(self.target.tasks, self.options))
+
+
+def make_executor(config: Config) -> AgentExecutorBase:
+    """The executor of a run: the user's own, an env's turn loop, or a single turn with reward functions."""
+    if config.agent.name is not None:
+        return _own_executor(config.agent.name)
+    if config.env.name is not None:
+        source = EnvSource(config)
+        return MultiTurnExecutor(source.make, config.env.name)
+    if config.reward.name:
+        return SingleTurnExecutor([load_object(spec) for spec in config.reward.name], config.reward.weights)
+    raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
+
+
+def _own_executor(spec: str) -> AgentExecutorBase:
+    target = load_object(spec)
+    executor = target() if isinstance(target, type) else target
+    if not isinstance(executor, AgentExecutorBase):
+        raise ConfigError(f"--agent {spec} is a {type(executor).__name__}, not an AgentExecutorBase.")
+    return executor
+
+
+def make_tasks(config: Config, split: str) -> Iterable[Task]:
+    """Training tasks (split "train") or held-out ones: from the dataset if one is given, else from the environment."""
+    evaluation = split != "train"
+    if config.data.path is not None:
+        return () if evaluation and config.data.test_path is None else load_tasks(config.data, evaluation=evaluation)
+    if config.env.name is None:
+        return ()
+    return EnvSource(config).tasks(split)
+
+
+def episode_limits(config: Config, env_turns: int | None) -> Limits:
+    """The bounds of an episode; the env's own turn limit counts where it is smaller."""
+    rollout = config.rollout
+    return Limits(
+        max_turns=min(rollout.max_turns, env_turns or rollout.max_turns),
+        max_new_tokens=rollout.max_new_tokens,
+        max_len=rollout.max_len,
+        max_total_tokens=rollout.max_total_tokens,
+        call_timeout_s=rollout.call_timeout_s,
+        episode_timeout_s=rollout.episode_timeout_s,
+    )
+
+
+def load_processor(model_path: str, trust_remote_code: bool) -> Any:
+    """The model's processor if it takes images, else its tokenizer. Loads transformers."""
+    from transformers import AutoProcessor, AutoTokenizer
+
+    from .torchvision_ops import ensure_torchvision_imports
+
+    config = model_config(model_path)
+    load = partial(AutoTokenizer.from_pretrained, model_path, trust_remote_code=trust_remote_code)
+    if not takes_images(config):
+        return load()
+    ensure_torchvision_imports()
+    return AutoProcessor.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+
+
+def make_renderer(config: Config, model_path: str) -> Renderer:
+    """The renderer of a model, with the stop ids its generation config names."""
+    processor = load_processor(model_path, config.model.trust_remote_code)
+    return Renderer(
+        processor,
+        history=config.model.history,
+        chat_template=config.model.chat_template,
+        stop_ids=generation_stop_ids(model_path),
+    )

@@ -1,0 +1,78 @@
+"""Evaluation on held-out tasks, with sampling and seeds of its own; it never changes training."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterable
+
+from .config import Config
+from .engine import Limits, Sampling
+from .env import Task
+from .errors import InfrastructureError
+from .report.metrics import Metrics, evaluation_metrics
+from .rollout.dispatcher import Player
+from .rollout.episode import EpisodeOrder, EpisodeResult, failed
+from .seeds import derive
+
+
+class Evaluator:
+    """Plays the first `eval.tasks` held-out tasks, sampled and (unless switched off) greedily.
+
+    The same tasks and seeds every time, so that two evaluations differ by the weights alone.
+    """
+
+    def __init__(self, config: Config, player: Player, tasks: Iterable[Task], limits: Limits) -> None:
+        self.config = config
+        self.player = player
+        self.tasks = list(itertools.islice(tasks, config.eval.tasks))
+        self.limits = limits
+
+    async def run(self) -> Metrics:
+        """eval/… of this moment's weights; what is not back after eval.timeout_s is excluded and counted."""
+        options = self.config.eval
+        sampled = Sampling(
+            temperature=options.temperature,
+            max_new_tokens=self.limits.max_new_tokens,
+            top_p=options.top_p,
+            top_k=options.top_k,
+            min_p=options.min_p,
+        )
+        found = await self._play(sampled, options.n, "")
+        if options.greedy and options.temperature > 0:
+            greedy = Sampling(temperature=0.0, max_new_tokens=self.limits.max_new_tokens)
+            found |= await self._play(greedy, 1, "greedy/")
+        return {f"eval/{key}": value for key, value in found.items()}
+
+    async def _play(self, sampling: Sampling, n: int, prefix: str) -> Metrics:
+        orders = [self._order(i, sample, task, sampling) for i, task in enumerate(self.tasks) for sample in range(n)]
+        episodes = {asyncio.create_task(self._one(order)): order for order in orders}
+        done, late = await asyncio.wait(episodes, timeout=self.config.eval.timeout_s)
+        for episode in late:
+            episode.cancel()
+        results = [episode.result() for episode in done]
+        results += [failed(episodes[episode], InfrastructureError("evaluation timed out")) for episode in late]
+        ks = [1, n] if n > 1 else [1]
+        return {f"{prefix}{key}": value for key, value in evaluation_metrics(results, ks).items()}
+
+    async def _one(self, order: EpisodeOrder) -> EpisodeResult:
+        try:
+            return await self.player.play(order)
+        except InfrastructureError as error:
+            return failed(order, error)
+
+    def _order(self, index: int, sample: int, task: Task, sampling: Sampling) -> EpisodeOrder:
+        seed = self.config.run.seed
+        return EpisodeOrder(
+            rollout_id=f"eval-{index:05d}-{sample}",
+            group_id=f"eval-{index:05d}",
+            draw=index,
+            sample=sample,
+            task=task,
+            env_seed=derive(seed, "eval env", index),
+            seed=derive(seed, "eval", index, sample),
+            sampling=sampling,
+            limits=self.limits,
+            engine=index % self.config.engine.count,
+            training=False,
+        )

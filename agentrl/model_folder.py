@@ -1,0 +1,69 @@
+"""What a Hugging Face model folder says about itself, read without loading a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from .errors import ConfigError
+
+
+def resolve_model(path_or_id: str) -> str:
+    """A local folder for a path or a hub id (fetched into the hub's cache). Raises ConfigError."""
+    folder = Path(path_or_id).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"--model {path_or_id}: the folder holds no config.json, so it is no Hugging Face model.")
+        return str(folder.resolve())
+    if folder.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
+        raise ConfigError(f"--model {path_or_id}: there is no such folder.")
+    return _fetch(path_or_id)
+
+
+def _fetch(hub_id: str) -> str:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return snapshot_download(
+            hub_id, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"--model {hub_id}: no such folder here, and the hub does not give it: {reason}") from error
+
+
+def model_config(folder: str) -> dict[str, Any]:
+    """config.json as it stands."""
+    return _read(Path(folder) / "config.json")
+
+
+def takes_images(config: dict[str, Any]) -> bool:
+    """Whether a model's config has a vision tower."""
+    return "vision_config" in config
+
+
+def generation_stop_ids(folder: str) -> tuple[int, ...]:
+    """The end-of-sequence ids that config.json and generation_config.json name."""
+    ids: list[int] = []
+    for name in ("config.json", "generation_config.json"):
+        path = Path(folder) / name
+        eos = _read(path).get("eos_token_id") if path.is_file() else None
+        ids += eos if isinstance(eos, list) else [eos]
+    return tuple(sorted({int(i) for i in ids if i is not None}))
+
+
+def max_positions(config: dict[str, Any]) -> int | None:
+    """Longest context the model was made for, in tokens."""
+    for part in (config.get("text_config") or {}, config):
+        if part.get("max_position_embeddings"):
+            return int(part["max_position_embeddings"])
+    return None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,88 @@
+"""One trajectory as a line of JSON: what was said, sampled, earned and trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..messages import Image
+from ..rollout.dispatcher import Batch
+from ..rollout.episode import EpisodeResult
+from ..rollout.group import Group
+from ..training import TrainReport
+from ..trajectory import Row
+
+
+def batch_records(batch: Batch, report: TrainReport, step: int) -> Iterator[dict[str, Any]]:
+    """Every episode consumed for a step. `report.advantages` are in the order of the batch's rows."""
+    advantages = iter(report.advantages)
+    for group in batch.groups:
+        valid = {result.rollout_id: [next(advantages) for _ in result.rows] for result in group.valid}
+        for result in group.results:
+            trained = valid.get(result.rollout_id)
+            outcome = "trained" if trained is not None else "failed"
+            yield episode_record(result, step=step, outcome=outcome, advantages=trained)
+    yield from group_records(batch.dropped, step)
+
+
+def group_records(groups: Iterable[Group], step: int, outcome: str | None = None) -> Iterator[dict[str, Any]]:
+    """Every episode of groups that were not trained."""
+    for group in groups:
+        for result in group.results:
+            yield episode_record(result, step=step, outcome=outcome or group.outcome)
+
+
+def episode_record(
+    result: EpisodeResult,
+    *,
+    step: int,
+    outcome: str,
+    advantages: Sequence[NDArray[np.float32]] | None = None,
+) -> dict[str, Any]:
+    """The line of one episode. `advantages[i]` belongs to row i; without them the rows were not trained."""
+    rows = [row_record(row, None if advantages is None else advantages[i]) for i, row in enumerate(result.rows)]
+    return {
+        "rollout_id": result.rollout_id,
+        "group_id": result.group_id,
+        "draw": result.draw,
+        "sample": result.sample,
+        "task_id": result.task_id,
+        "env": result.env,
+        "step": step,
+        "rows": rows,
+        "messages": [message_record(message) for message in result.messages],
+        "total_reward": result.total_reward,
+        "score": result.score,
+        "outcome": outcome,
+        "truncated": result.truncated,
+        "finish_reason": result.finish_reason,
+        "turns": result.turns,
+        "metrics": result.metrics,
+        "error": result.error,
+    }
+
+
+def row_record(row: Row, advantage: NDArray[np.float32] | None) -> dict[str, Any]:
+    return {
+        "token_ids": row.token_ids.tolist(),
+        "loss_mask": row.loss_mask.astype(int).tolist(),
+        "logprobs": np.round(row.logprobs.astype(np.float64), 7).tolist(),
+        "versions": row.versions.tolist(),
+        "rewards": row.rewards.astype(np.float64).tolist(),
+        "advantage": None if advantage is None else np.round(advantage.astype(np.float64), 7).tolist(),
+        "images": [list(slot) for slot in row.images],
+    }
+
+
+def message_record(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with each picture replaced by its hash."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [
+            {"type": "image", "sha256": part.sha256} if isinstance(part, Image) else {"type": "text", "text": str(part)}
+            for part in content
+        ]
+    return {**message, "content": content}

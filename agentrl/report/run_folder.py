@@ -1,0 +1,108 @@
+"""The folder of a run: config.toml, metrics.jsonl, rollouts/, images/, checkpoints/, final/."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..errors import ConfigError
+
+
+class RunFolder:
+    """Everything a run writes. Lines are flushed as they are written, so a crash loses at most the line under way."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, parent: str, name: str) -> RunFolder:
+        """A new folder. Raises ConfigError when a run of that name is there already."""
+        folder = cls(Path(parent) / name)
+        if folder.metrics.exists():
+            raise ConfigError(
+                f"{folder.path} holds a run already. Give another --run.name, or --resume latest to go on with it."
+            )
+        folder.path.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def images(self) -> Path:
+        return self.path / "images"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        return self.path / "final"
+
+    def rollouts(self, step: int) -> Path:
+        return self.path / "rollouts" / f"step_{step:06d}.jsonl"
+
+    def write_config(self, text: str) -> None:
+        (self.path / "config.toml").write_text(text)
+
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        _append(self.metrics, [record])
+
+    def add_rollouts(self, step: int, records: Iterable[dict[str, Any]]) -> None:
+        path = self.rollouts(step)
+        path.parent.mkdir(exist_ok=True)
+        _append(path, records)
+
+    def amend_metrics(self, record: dict[str, Any]) -> None:
+        """Add keys to the record of the newest step, which is `record["step"]`; without one it becomes a record."""
+        lines = self._lines()
+        if lines and json.loads(lines[-1])["step"] == record["step"]:
+            lines[-1] = json.dumps({**json.loads(lines[-1]), **record}, ensure_ascii=False)
+            self._rewrite(lines)
+        else:
+            self.add_metrics(record)
+
+    def _lines(self) -> list[str]:
+        if not self.metrics.is_file():
+            return []
+        return [line for line in self.metrics.read_text().splitlines() if line.strip()]
+
+    def _rewrite(self, lines: list[str]) -> None:
+        part = self.metrics.with_suffix(".part")
+        part.write_text("".join(line + "\n" for line in lines))
+        os.replace(part, self.metrics)
+
+    def rewind(self, step: int) -> None:
+        """Records after `step` move to superseded/, so that steps rise by one across a resume."""
+        superseded = self.path / "superseded"
+        for path in sorted((self.path / "rollouts").glob("step_*.jsonl")):
+            if int(path.stem.removeprefix("step_")) > step:
+                superseded.mkdir(exist_ok=True)
+                os.replace(path, _free_name(superseded / path.name))
+        lines = self._lines()
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
+        if len(kept) < len(lines):
+            superseded.mkdir(exist_ok=True)
+            shutil.copy(self.metrics, _free_name(superseded / self.metrics.name))
+            self._rewrite(kept)
+
+
+def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
+    with path.open("a") as file:
+        for record in records:
+            file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    free = path
+    while free.exists():
+        free = path.with_name(f"{path.stem}.{number}{path.suffix}")
+        number += 1
+    return free

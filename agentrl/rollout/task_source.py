@@ -1,0 +1,50 @@
+"""Which task a draw is: a pure function of the run's seed and the draw, so a resumed run goes on where it was."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from ..env import Task
+from ..errors import DataError
+from ..seeds import derive
+
+
+class TaskSource:
+    """Tasks by draw index. A Sequence is passed over again and again, shuffled anew each pass when asked for;
+    any other iterable is read once, in order, as far as needed.
+
+    `total` = draws in one pass, None for an iterable that is no Sequence.
+    """
+
+    def __init__(self, tasks: Iterable[Task], *, seed: int, shuffle: bool, what: str = "the environment") -> None:
+        self._seed = seed
+        self._shuffle = shuffle
+        self._what = what
+        self._sequence = tasks if isinstance(tasks, Sequence) else None
+        self._stream: Iterator[Task] = iter(()) if isinstance(tasks, Sequence) else iter(tasks)
+        self._seen: list[Task] = []
+        self._orders: dict[int, np.ndarray] = {}
+        if self._sequence is not None and not len(self._sequence):
+            raise DataError(f"{what} brings no tasks")
+
+    @property
+    def total(self) -> int | None:
+        return None if self._sequence is None else len(self._sequence)
+
+    def at(self, draw: int) -> Task | None:
+        """The task of a draw; None when the stream has ended."""
+        if self._sequence is None:
+            self._seen.extend(itertools.islice(self._stream, draw + 1 - len(self._seen)))
+            return self._seen[draw] if draw < len(self._seen) else None
+        round_, place = divmod(draw, len(self._sequence))
+        return self._sequence[int(self._order(round_)[place]) if self._shuffle else place]
+
+    def _order(self, round_: int) -> np.ndarray:
+        if round_ not in self._orders:
+            assert self._sequence is not None
+            generator = np.random.default_rng(derive(self._seed, "tasks", round_))
+            self._orders = {round_: generator.permutation(len(self._sequence))}
+        return self._orders[round_]

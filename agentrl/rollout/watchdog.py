@@ -1,0 +1,36 @@
+"""No wait without a bound: what is awaited for long is named, what is awaited for too long fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ..errors import InfrastructureError
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def within(
+    awaitable: Awaitable[T],
+    what: str | Callable[[], str],
+    *,
+    warn_after: float,
+    fail_after: float,
+) -> T:
+    """Await; log a warning that names `what` after `warn_after` seconds; InfrastructureError after `fail_after`."""
+    task = asyncio.ensure_future(awaitable)
+    named = what if callable(what) else lambda: what
+    try:
+        done, _ = await asyncio.wait([task], timeout=min(warn_after, fail_after))
+        if not done and fail_after > warn_after:
+            log.warning("waiting for %s for %.0f s", named(), warn_after)
+            done, _ = await asyncio.wait([task], timeout=fail_after - warn_after)
+        if not done:
+            raise InfrastructureError(f"waited {fail_after:g} s for {named()}")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()

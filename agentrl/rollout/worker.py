@@ -1,0 +1,67 @@
+"""The rollout worker: a CPU process on Ray that plays many episodes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..assemble import make_executor, make_renderer
+from ..config import Config
+from ..engine import Engine
+from ..errors import EnvError
+from ..executor import RolloutContext, play
+from ..image_store import ImageStore
+from .episode import EpisodeOrder, EpisodeResult, result_of
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker process needs to begin. `engines` are handles that travel between processes."""
+
+    config: Config
+    model_path: str
+    image_dir: str
+    engines: tuple[Any, ...]
+
+
+class RolloutWorker:
+    """Plays the episodes it is ordered to. Whatever goes wrong in one comes back as its result's error."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        logging.basicConfig(level=logging.WARNING)
+        self.engines: tuple[Engine, ...] = spec.engines
+        self.renderer = make_renderer(spec.config, spec.model_path)
+        self.executor = make_executor(spec.config)
+        self.images = ImageStore(spec.image_dir)
+        self.env = spec.config.env.name or "data"
+
+    async def ready(self) -> tuple[int, ...]:
+        """The ids that end a turn; answers once the worker can play."""
+        return self.renderer.stop_ids
+
+    async def play(self, order: EpisodeOrder) -> EpisodeResult:
+        ctx = RolloutContext(
+            engine=self.engines[order.engine],
+            renderer=self.renderer,
+            sampling=order.sampling,
+            limits=order.limits,
+            seed=order.seed,
+            env_seed=order.env_seed,
+            rollout_id=order.rollout_id,
+            group_id=order.group_id,
+            env=self.env,
+            images=self.images,
+            training=order.training,
+        )
+        began = time.monotonic()
+        trajectory = ctx.begin(order.task)
+        try:
+            bound = order.limits.episode_timeout_s
+            trajectory = await asyncio.wait_for(play(self.executor, order.task, ctx), bound)
+        except TimeoutError:
+            trajectory = ctx.trajectory or trajectory
+            trajectory.error = EnvError(f"the episode took longer than rollout.episode_timeout_s = {bound:g} s")
+        return result_of(order, trajectory, time.monotonic() - began)
