@@ -1,0 +1,128 @@
+"""DeepSpeed under the trainer: one rank's process group, engine and optimizer steps."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands. `store` = (host, port) of rank 0's rendezvous store; None = a world of one, with no port."""
+
+    rank: int = 0
+    ranks: int = 1
+    store: tuple[str, int] | None = None
+
+
+def join(place: Place, device: torch.device) -> None:
+    """Enter the process group of the run, unless this process is in one."""
+    if dist.is_initialized():
+        return
+    if place.store is None:
+        store: dist.Store = dist.HashStore()
+    else:
+        store = dist.TCPStore(*place.store, world_size=place.ranks, is_master=False, wait_for_workers=False)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo", store=store, rank=place.rank, world_size=place.ranks
+    )
+
+
+class Backend:
+    """A module under DeepSpeed. Exactly one optimizer step for each `backward(…, last=True)` followed by `step`.
+
+    ZeRO stages 1 to 3 shard optimizer state, gradients, weights. In bfloat16 stage 0 runs as stage 1, whose optimizer
+    keeps float32 master weights and sums gradients in float32.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Any, *, stage: int, max_norm: float, dtype: torch.dtype) -> None:
+        import deepspeed
+
+        os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it; a rank sees only its own device
+        deepspeed.ops.__compatible_ops__ = {}  # else its gloo backend compiles a kernel for 95 s; torch's operators do
+        low = dtype == torch.bfloat16
+        self.stage = max(stage, 1) if low else stage
+        self._max_norm = max_norm
+        self.engine, self.optimizer, _, _ = deepspeed.initialize(
+            model=module, optimizer=optimizer, config=_settings(self.stage, max_norm, low)
+        )
+
+    def __call__(self, *inputs: Any) -> Any:
+        return self.engine(*inputs)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of this rank's share of the loss; `last` ends the update's accumulation on every rank."""
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * dist.get_world_size())  # DeepSpeed averages over ranks; the shares add up
+
+    def step(self, lr: float) -> float:
+        """Clip, step and clear the gradients; the gradient's norm before the clip. Not finite: cleared, no step made."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        if self.stage:
+            self.engine.step()
+            return float(self.engine.get_global_grad_norm())
+        norm = float(nn.utils.get_total_norm([p.grad for p in self._parameters() if p.grad is not None]))
+        if math.isfinite(norm):
+            self._clip(norm)
+            self.engine.step()
+        else:
+            self.engine.zero_grad()
+        return norm
+
+    def _clip(self, norm: float) -> None:
+        if self._max_norm and norm > self._max_norm:
+            for parameter in self._parameters():
+                if parameter.grad is not None:
+                    parameter.grad.mul_(self._max_norm / (norm + 1e-6))
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        yield from self.engine.module.parameters()
+
+    @contextmanager
+    def gathered(self, tensor: Tensor) -> Iterator[None]:
+        """A parameter whole on every rank, for reading. All ranks must enter together."""
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([tensor], enabled=self.stage == 3 and isinstance(tensor, nn.Parameter)):
+            yield
+
+    def close(self) -> None:
+        """Leave the process group."""
+        self.engine.destroy()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _settings(stage: int, max_norm: float, low: bool) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    if stage:
+        settings["gradient_clipping"] = max_norm
+    if low:
+        settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return settings
+
+
+def gather(value: T) -> list[T]:
+    """The value of every rank, in order of rank."""
+    if dist.get_world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,0 +1,99 @@
+"""How a batch is cut: into updates between rollouts, and each update into micro-batches. Pure functions of counts."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+
+MicroBatch = tuple[int, ...]
+"""Indices of rows that go through one forward and backward pass together, ascending; () = a step with nothing to do."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """One planned optimizer update. `steps[i][r]` = what rank r does in its i-th micro-step; every rank has as many.
+
+    Each row of `rows` (ascending) occurs exactly once in the steps. An update without rows is planned but not made.
+    """
+
+    rows: tuple[int, ...]
+    steps: tuple[tuple[MicroBatch, ...], ...]
+
+
+def plan_updates(
+    rollouts: Sequence[Hashable],
+    lengths: Sequence[int],
+    trained: Sequence[bool],
+    *,
+    updates: int = 1,
+    epochs: int = 1,
+    ranks: int = 1,
+    budget: int,
+) -> list[Update]:
+    """updates * epochs updates of a batch, in order.
+
+    Entry i of the sequences describes row i: its rollout, its tokens, whether anything in it is trained (other rows are
+    left out). Raises ConfigError when one row alone has more tokens than the budget of a micro-batch.
+    """
+    for length, used in zip(lengths, trained, strict=True):
+        if used and length > budget:
+            raise ConfigError(
+                f"A training row of {length} tokens does not fit --train.micro-batch-tokens {budget}: raise it, or lower "
+                "--rollout.max-len."
+            )
+    cut = cut_rollouts(rollouts, trained, updates)
+    planned = [Update(tuple(rows), micro_steps(rows, lengths, ranks=ranks, budget=budget)) for rows in cut]
+    return planned * epochs
+
+
+def cut_rollouts(rollouts: Sequence[Hashable], trained: Sequence[bool], parts: int) -> list[list[int]]:
+    """Rows of each part. Rollouts keep their order and stay whole; parts differ by at most one rollout."""
+    members: dict[Hashable, list[int]] = {}
+    for row, (rollout, used) in enumerate(zip(rollouts, trained, strict=True)):
+        if used:
+            members.setdefault(rollout, []).append(row)
+    whole = list(members.values())
+    edges = [len(whole) * part // parts for part in range(parts + 1)]
+    return [sorted(row for rows in whole[start:end] for row in rows) for start, end in itertools.pairwise(edges)]
+
+
+def micro_steps(
+    rows: Sequence[int], lengths: Sequence[int], *, ranks: int, budget: int
+) -> tuple[tuple[MicroBatch, ...], ...]:
+    """Rows in as few steps as a first-fit packing needs, every micro-batch within the budget, tokens spread evenly."""
+    order = sorted(rows, key=lambda row: (-lengths[row], row))
+    least = _first_fit(order, lengths, budget)
+    count = -(-len(least) // ranks) * ranks
+    bins = _spread(order, lengths, count, budget) or least + [[] for _ in range(count - len(least))]
+    batches = [tuple(sorted(batch)) for batch in bins]
+    return tuple(tuple(batches[step : step + ranks]) for step in range(0, count, ranks))
+
+
+def _first_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    bins: list[list[int]] = []
+    room: list[int] = []
+    for row in order:
+        place = next((i for i, left in enumerate(room) if left >= lengths[row]), len(bins))
+        if place == len(bins):
+            bins.append([])
+            room.append(budget)
+        bins[place].append(row)
+        room[place] -= lengths[row]
+    return bins
+
+
+def _spread(order: Sequence[int], lengths: Sequence[int], count: int, budget: int) -> list[list[int]] | None:
+    """Longest first, always into the emptiest of `count` bins; None when one overflows."""
+    bins: list[list[int]] = [[] for _ in range(count)]
+    filled = [(0, i) for i in range(count)]
+    for row in order:
+        tokens, i = heapq.heappop(filled)
+        if tokens + lengths[row] > budget:
+            return None
+        bins[i].append(row)
+        heapq.heappush(filled, (tokens + lengths[row], i))
+    return bins

@@ -1,0 +1,63 @@
+"""The policy's weights as others read them: under checkpoint names for engines, as a Hugging Face folder for everyone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import AgentRLError
+from .backend import Backend
+
+_COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
+"""Tokenizer, processor, chat template, generation defaults, code: copied byte for byte."""
+
+
+def whole_weights(model: Any, backend: Backend, *, keep: bool = True) -> dict[str, Tensor]:
+    """Every parameter and persistent buffer once (a tied one under its first name), by the model's own names.
+
+    Sharded ones are gathered one at a time, by all ranks together, and copied to the CPU; whole ones are not copied.
+    Ranks with keep False get an empty dict. Raises AgentRLError for an empty tensor.
+    """
+    weights: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        with backend.gathered(tensor):
+            if tensor.numel() == 0:
+                raise AgentRLError(f"weight {name} is empty: it was not gathered")
+            if keep:
+                whole = tensor.detach()
+                weights[name] = whole.cpu().clone() if backend.stage == 3 else whole
+    return weights
+
+
+def hub_weights(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same under the names, and in the cut, of the checkpoint on disk (experts apart, old prefixes, …)."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    converted: dict[str, Tensor] = revert_weight_conversion(model, weights)
+    return converted
+
+
+def export_policy(model: Any, weights: dict[str, Tensor], source: str, folder: Path) -> None:
+    """Write what `from_pretrained` reads: the weights of `whole_weights`, and all but the weights of `source`."""
+    model.save_pretrained(folder, state_dict=dict(weights))
+    origin = _local(source)
+    for pattern in _COPIED:
+        for file in origin.glob(pattern):
+            if file.name != "config.json" and not file.name.endswith(".index.json"):
+                shutil.copyfile(file, folder / file.name)
+
+
+def _local(source: str) -> Path:
+    """The folder of a model: itself, or the snapshot in the cache that it was loaded from."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(source, allow_patterns=list(_COPIED), local_files_only=True))

@@ -1,0 +1,211 @@
+"""The trainer as the loop sees it: one Ray actor a rank, all called alike, rank 0 answering."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..config import Config, ParallelSection
+from ..errors import AgentRLError, InfrastructureError
+from ..training import TrainReport
+from ..trajectory import Row
+
+if TYPE_CHECKING:
+    from ..engines.weights import WeightSource
+    from .policy_trainer import PolicyTrainer
+
+_CLOSE_TIMEOUT_S = 10.0
+
+
+def rank_resources(parallel: ParallelSection, cluster_gpus: float) -> tuple[float, float]:
+    """(CPUs, GPUs) that each rank's actor asks Ray for."""
+    gpus = float(cluster_gpus > 0) if parallel.gpus is None else parallel.gpus
+    return float(parallel.threads), gpus
+
+
+class RankProcess:
+    """The body of one rank's actor. Torch and DeepSpeed are loaded in `start`, in this process only."""
+
+    def __init__(self) -> None:
+        self._store: Any = None
+        self._trainer: PolicyTrainer | None = None
+
+    def where(self) -> str:
+        """Host and process, for messages."""
+        return f"{socket.gethostname()}, pid {os.getpid()}"
+
+    def listen(self) -> tuple[str, int]:
+        """Rank 0: open the rendezvous store on a port that the system chose and this process holds."""
+        import ray
+        from torch.distributed import TCPStore
+
+        host = ray.util.get_node_ip_address()
+        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def start(self, rank: int, ranks: int, store: tuple[str, int] | None, arguments: tuple[Any, ...]) -> None:
+        """Load the model and join the others; `arguments` are PolicyTrainer's."""
+        from ..torchvision_ops import ensure_torchvision_imports
+
+        ensure_torchvision_imports()
+        from transformers.utils.logging import disable_progress_bar
+
+        from .backend import Place
+        from .policy_trainer import PolicyTrainer
+
+        disable_progress_bar()
+        self._trainer = PolicyTrainer(*arguments, place=Place(rank, ranks, store))
+
+    @property
+    def trainer(self) -> PolicyTrainer:
+        if self._trainer is None:
+            raise RuntimeError("start comes first")
+        return self._trainer
+
+    def train(self, rows: Sequence[Row], step: int) -> TrainReport:
+        return self.trainer.train(rows, step)
+
+    def publish(self, version: int) -> WeightSource | None:
+        return self.trainer.publish(version)
+
+    def release(self) -> None:
+        self.trainer.release()
+
+    def save(self, folder: Path) -> None:
+        self.trainer.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.trainer.load(folder)
+
+    def export(self, folder: Path) -> None:
+        self.trainer.export(folder)
+
+    def close(self) -> None:
+        if self._trainer is not None:
+            self._trainer.close()
+
+
+@dataclass(frozen=True)
+class _Rank:
+    actor: Any
+    where: str
+
+
+class TrainerGroup:
+    """`agentrl.training.Trainer` on Ray. Make one with `start`; the caller has checked that the cluster has room.
+
+    Errors of agentrl's own classes come through as they were raised; a rank that dies is an InfrastructureError.
+    """
+
+    def __init__(self, actors: Sequence[Any]) -> None:
+        self._ranks = [_Rank(actor, "not started yet") for actor in actors]
+
+    @classmethod
+    async def start(
+        cls, config: Config, model_path: str, image_dir: str, planned_updates: int, default_lr: float
+    ) -> TrainerGroup:
+        """One actor a rank, each with the model loaded. Ray must be initialised. On failure nothing stays behind.
+
+        planned_updates = the horizon of the learning rate (`planned_updates`); default_lr where `optim.lr` is absent.
+        """
+        group = cls(_spawn(config.parallel))
+        try:
+            await group._start((config, model_path, image_dir, planned_updates, default_lr))
+        except BaseException:
+            await group.close()
+            raise
+        return group
+
+    async def _start(self, arguments: tuple[Any, ...]) -> None:
+        where = await self._call("where")
+        self._ranks = [_Rank(rank.actor, at) for rank, at in zip(self._ranks, where, strict=True)]
+        ranks = len(self._ranks)
+        store = await self._await(0, self._ranks[0].actor.listen.remote()) if ranks > 1 else None
+        calls = [rank.actor.start.remote(i, ranks, store, arguments) for i, rank in enumerate(self._ranks)]
+        await asyncio.gather(*(self._await(i, call) for i, call in enumerate(calls)))
+
+    async def train(self, rows: list[Row], step: int) -> TrainReport:
+        """See PolicyTrainer.train."""
+        import ray
+
+        shared = ray.put(rows)
+        report: TrainReport = (await self._call("train", shared, step))[0]
+        return report
+
+    async def publish(self, version: int) -> WeightSource:
+        """A copy of the weights in shared memory on rank 0's host."""
+        source: WeightSource = (await self._call("publish", version))[0]
+        return source
+
+    async def release(self, source: Any) -> None:
+        """Free what `publish` gave."""
+        await self._call("release")
+
+    async def save(self, folder: Path) -> None:
+        """Into an existing folder that every rank can write to."""
+        await self._call("save", folder)
+
+    async def load(self, folder: Path) -> None:
+        """The state that `save` wrote."""
+        await self._call("load", folder)
+
+    async def export(self, folder: Path) -> None:
+        """A Hugging Face folder."""
+        await self._call("export", folder)
+
+    async def close(self) -> None:
+        """Ask every rank to leave in order, then end its process, also one that hangs or is dead."""
+        import ray
+
+        goodbye = [asyncio.ensure_future(_settled(rank.actor.close.remote())) for rank in self._ranks]
+        if goodbye:
+            await asyncio.wait(goodbye, timeout=_CLOSE_TIMEOUT_S)
+        for task in goodbye:
+            task.cancel()
+        for rank in self._ranks:
+            ray.kill(rank.actor)
+        self._ranks = []
+
+    async def _call(self, method: str, *arguments: Any) -> list[Any]:
+        """The answers of all ranks; the first failure ends the wait, as the others may wait for the failed one."""
+        calls = [rank.actor.__getattr__(method).remote(*arguments) for rank in self._ranks]
+        return list(await asyncio.gather(*(self._await(i, call) for i, call in enumerate(calls))))
+
+    async def _await(self, rank: int, call: Any) -> Any:
+        from ray.exceptions import RayActorError, RayTaskError
+
+        try:
+            return await call
+        except RayActorError as error:
+            where = self._ranks[rank].where
+            raise InfrastructureError(f"trainer rank {rank} ({where}) died: {' '.join(str(error).split())}") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, AgentRLError):
+                raise error.cause from error
+            raise
+
+
+def _spawn(parallel: ParallelSection) -> list[Any]:
+    import ray
+
+    cpus, gpus = rank_resources(parallel, ray.cluster_resources().get("GPU", 0.0))
+    variables = {"OMP_NUM_THREADS": str(parallel.threads), "LOCAL_RANK": "0", "TOKENIZERS_PARALLELISM": "false"}
+    if not gpus:
+        variables["DS_ACCELERATOR"] = "cpu"
+    actor = ray.remote(RankProcess).options(num_cpus=cpus, num_gpus=gpus, runtime_env={"env_vars": variables})
+    return [actor.remote() for _ in range(parallel.ranks)]
+
+
+async def _settled(call: Any) -> None:
+    """Wait for a call whose failure changes nothing: its process is ended next."""
+    from ray.exceptions import RayError
+
+    try:
+        await call
+    except RayError:
+        return

@@ -1,0 +1,46 @@
+"""The optimizer, and its learning rate as a function of the planned update."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ..config import OptimSection
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+def make_optimizer(model: nn.Module, config: OptimSection, lr: float) -> Optimizer:
+    """AdamW (Loshchilov 2019) or plain SGD over the parameters that want a gradient.
+
+    Weight decay is decoupled for both (without momentum SGD's penalty is the same thing) and spares vectors: norms, biases.
+    """
+    import torch
+
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    groups: list[dict[str, object]] = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if not config.weight_decay:
+        groups = [{"params": parameters, "weight_decay": 0.0}]
+    if config.name == "sgd":
+        return torch.optim.SGD(groups, lr=lr)
+    return torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def learning_rate(config: OptimSection, lr: float, update: int, planned: int) -> float:
+    """The rate of planned update `update` (from 0) of `planned`, made or skipped.
+
+    Warmup: lr * update / warmup. Then constant, or a line or half a cosine from lr down to min_lr_ratio * lr, which the
+    update after the last would have.
+    """
+    if update < config.warmup:
+        return lr * update / config.warmup
+    if config.schedule == "constant":
+        return lr
+    done = min(1.0, (update - config.warmup) / max(1, planned - config.warmup))
+    left = 1.0 - done if config.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
+    return lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)

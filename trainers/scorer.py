@@ -1,0 +1,72 @@
+"""Log-probabilities and entropy of the tokens that were taken, at the rollout temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .distribution import entropy, token_logprobs
+from .models import Policy, trunk_states
+from .packing import Pack
+
+CHUNK_LOGITS = 2**25
+"""Logits in float32 at once: 128 MiB."""
+
+
+class TokenScorer(nn.Module):
+    """The policy as the trainer uses it: packs in, one log-probability (float32) for each trained token out.
+
+    Logits exist only at positions that predict a trained token, a chunk of them at a time, and are computed again in
+    the backward pass when there is more than one chunk.
+    """
+
+    def __init__(self, policy: Policy, temperature: float, *, entropy_grad: bool = False) -> None:
+        super().__init__()
+        self.policy_model = policy.model
+        self._policy = policy
+        self._temperature = temperature
+        self._entropy_grad = entropy_grad
+
+    def forward(self, packs: Sequence[Pack]) -> tuple[Tensor, Tensor]:
+        """(logp float32[N], entropy float32[N]) over the trained tokens of the packs, in their order."""
+        scored = [part for pack in packs for part in self._score(pack)]
+        return torch.cat([logp for logp, _ in scored]), torch.cat([entropy for _, entropy in scored])
+
+    def _score(self, pack: Pack) -> Iterator[tuple[Tensor, Tensor]]:
+        if not self._policy.separate_head:
+            yield self._measure(self._whole_logits(pack), pack.labels)
+            return
+        model = self.policy_model
+        states = trunk_states(model, pack.ids, pack.positions, pack.segments, **pack.pixels)[pack.predict]
+        size = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+        chunks = list(zip(states.split(size), pack.labels.split(size), strict=True))
+        for chunk, labels in chunks:
+            if len(chunks) == 1 or not torch.is_grad_enabled():
+                yield self._head(chunk, labels)
+            else:
+                yield checkpoint(self._head, chunk, labels, use_reentrant=False)
+
+    def _head(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return self._measure(self.policy_model.get_output_embeddings()(states), labels)
+
+    def _measure(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.set_grad_enabled(self._entropy_grad and torch.is_grad_enabled()):
+            spread = entropy(logits, self._temperature)
+        return token_logprobs(logits, labels, self._temperature), spread
+
+    def _whole_logits(self, pack: Pack) -> Tensor:
+        """Logits [N, V] of a model whose head does more than a matrix product."""
+        output = self.policy_model(
+            input_ids=pack.ids[None],
+            position_ids=pack.positions,
+            attention_mask=None,
+            use_cache=False,
+            segments=pack.segments,
+            logits_to_keep=pack.predict,
+            **pack.pixels,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
