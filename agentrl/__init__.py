@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from .gymnasium_hook import install
+
 __version__ = "0.1.0"
 
 _EXPORTS = {
@@ -35,6 +37,9 @@ _EXPORTS = {
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = sorted(_HOME)
+
+
+install()
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ import gymnasium
 from gymnasium import spaces
 
 from .messages import Action, Image, Observation
-from .registry import accepted_options, register_gymnasium
+from .registry import accepted_options
 
 MAX_DRAWN_TASKS = 10_000
 
@@ -117,6 +117,3 @@ class Env(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Called at most once an episode, on the thread that made the env."""
-
-
-register_gymnasium()

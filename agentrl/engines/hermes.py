@@ -20,7 +20,7 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
 def _call(block: str) -> ToolCall:
     try:
         parsed = json.loads(block)
-    except ValueError:
+    except (ValueError, RecursionError):
         return malformed_call(block)
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return malformed_call(block)
@@ -32,7 +32,7 @@ def tool_call(name: str, arguments: Any) -> ToolCall:
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
         value = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     return ToolCall(new_call_id(), name, value if isinstance(value, dict) else None, raw)
 

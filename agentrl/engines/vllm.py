@@ -95,16 +95,13 @@ class VLLMEngine:
         self.version = version
 
     async def _load(self, source: WeightSource, version: int) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+        """Check, then load. Until the check has passed nothing is touched; after that only the end makes it whole."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
-        await self._llm.start_weight_update()
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({"source": source.to_dict()}))
         self._broken = f"the update to weight version {version} did not finish"
-        try:
-            await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"source": source.to_dict()}))
-        except Exception as error:
-            if "do not fit" in str(error) or "do not hold" in str(error):
-                self._broken = ""
-            raise
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest())
         await self._llm.finish_weight_update(weight_version=str(version))
         for reset in (self._llm.reset_mm_cache, self._llm.reset_encoder_cache):
             if await reset() is False:
@@ -113,8 +110,12 @@ class VLLMEngine:
 
     async def health(self) -> Health:
         detail = self._broken or ("the engine process is gone" if self._llm.errored else "")
-        s = self._stats
-        return Health(not detail, self.version, s.running, s.waiting, s.kv_usage, s.preemptions, detail)
+        unfinished = self._llm.get_num_unfinished_requests()
+        # The scheduler reports only when it steps: after an abort its last report may be of requests that are gone.
+        running = min(self._stats.running, unfinished)
+        kv_usage = self._stats.kv_usage if unfinished else 0.0
+        waiting = unfinished - running
+        return Health(not detail, self.version, running, waiting, kv_usage, self._stats.preemptions, detail)
 
     def shutdown(self) -> None:
         self._llm.shutdown()
@@ -141,7 +142,7 @@ class Stats:
     """The last scheduler statistics vLLM reported; a stat logger by shape (`StatLoggerBase`)."""
 
     def __init__(self) -> None:
-        self.running = self.waiting = self.preemptions = 0
+        self.running = self.preemptions = 0
         self.kv_usage = 0.0
 
     def record(
@@ -149,7 +150,6 @@ class Stats:
     ) -> None:
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
-            self.waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
             self.kv_usage = scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
             self.preemptions += iteration_stats.num_preempted_reqs
@@ -169,7 +169,6 @@ async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
     if not options.debug:
         silence_expected()
     patched = ensure_torchvision_imports() is not None
-    from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -182,7 +181,6 @@ async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
         stat_loggers=[lambda config, index: stats],
     )
     extract = vllm_extract(options.tool_parser, llm.get_tokenizer())
-    await llm.init_weight_transfer_engine(WeightTransferInitRequest())
     await llm.update_weight_version(str(version))
     return VLLMEngine(llm, options, version, stats, extract)
 

@@ -8,12 +8,18 @@ import warnings
 EXPECTED = {
     "vllm.triton_utils.importing": ("Triton is installed, but",),
     "vllm.engine.arg_utils": ("The global random seed is set to", "This model does not officially support disabling"),
-    "vllm.config.vllm": ("Enforce eager set", "Inductor compilation was disabled", "Model Runner V2 requires Triton"),
+    "vllm.config.vllm": (
+        "Enforce eager set",
+        "Inductor compilation was disabled",
+        "Model Runner V2 requires Triton",
+        "TORCH_COMPILE_DISABLE is set",
+    ),
     "vllm.platforms.cpu": ("Triton is not installed", "Reset SSM cache type"),
-    "vllm.v1.worker.cpu_worker": ("%s is not found in LD_PRELOAD",),
+    "vllm.v1.worker.cpu_worker": ("%s is not found in LD_PRELOAD", "CPU backend doesn't allow to use"),
+    "vllm.model_executor.model_loader.reload.layerwise": ("%s: Failed to load weights",),
     "vllm.v1.engine.core": ("Resetting the multi-modal cache when", "Resetting the encoder cache when"),
 }
-"""Each is a consequence of how `engine_arguments` starts vLLM or of a weight update with requests held back."""
+"""Each is a consequence of how `engine_arguments` starts vLLM or of a weight update with requests held back; names are checked by us."""
 
 
 class _Expected(logging.Filter):

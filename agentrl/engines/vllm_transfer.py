@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +25,21 @@ Shapes = dict[str, tuple[int, ...]]
 
 @dataclass
 class TransferInit(WeightTransferInitInfo):
-    """Nothing to agree on beforehand: the manifest of each update says all."""
-
-
-@dataclass
-class TransferUpdate(WeightTransferUpdateInfo):
-    """`source` is `WeightSource.to_dict()`."""
+    """Announces one update. `source` is `WeightSource.to_dict()`."""
 
     source: dict[str, Any]
 
 
-class SharedMemoryTransfer(WeightTransferEngine[TransferInit, TransferUpdate]):
-    """One `update_weights` carries the whole model. Nothing is touched before every name and shape has been checked.
+@dataclass
+class TransferUpdate(WeightTransferUpdateInfo):
+    """Nothing to add: the update was announced whole."""
 
-    Raises ValueError for a missing or unknown name, another shape, or blocks that do not hold what was published; the
-    engine then still has its old weights.
+
+class SharedMemoryTransfer(WeightTransferEngine[TransferInit, TransferUpdate]):
+    """Every update is announced by `init_weight_transfer_engine`, which checks it and touches nothing, then loaded whole.
+
+    The announcement raises ValueError for a missing or unknown name, another shape, or blocks that do not hold what was
+    published; the engine then still has its old weights.
     """
 
     init_info_cls = TransferInit
@@ -48,29 +48,28 @@ class SharedMemoryTransfer(WeightTransferEngine[TransferInit, TransferUpdate]):
     _reader: WeightReader | None = None
 
     def init_transfer_engine(self, init_info: TransferInit) -> None:
-        mapper = self.model.hf_to_vllm_mapper.map_name if hasattr(self.model, "hf_to_vllm_mapper") else _same_name
-        self._rename: Callable[[str], str | None] = mapper
-        self._expected = _renamed(_checkpoint_shapes(Path(self.model_config.model)), mapper)
-        self._tied = bool(self.model_config.hf_config.get_text_config().tie_word_embeddings)
+        source = WeightSource.from_dict(init_info.source)
+        sent = {spec.name: spec.shape for spec in source.tensors}
+        expected = _checkpoint_shapes(Path(self.model_config.model))
+        check_names(self._renamed(sent), self._renamed(expected), self._tied())
+        reader = WeightReader(source)
+        if reader.fingerprint() != source.fingerprint:
+            raise ValueError(f"the blocks of weight version {source.version} do not hold what was published")
+        self._reader = reader
 
     def start_weight_update(self) -> None:
-        """Nothing yet: the layers are opened for loading once the names have been checked."""
+        initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
+        """As the base class does, but the CPU has no accelerator to wait for."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: TransferUpdate) -> None:
-        source = WeightSource.from_dict(update_info.source)
-        sent = {spec.name: spec.shape for spec in source.tensors}
-        check_names(_renamed(sent, self._rename), self._expected, self._tied)
-        reader = WeightReader(source)
-        if reader.fingerprint() != source.fingerprint:
-            raise ValueError(f"the blocks of weight version {source.version} do not hold what was published")
-        self._reader = reader
-        initialize_layerwise_reload(self.model)
-        self.model.load_weights(reader.tensors())
+        if self._reader is None:
+            raise RuntimeError("the weight update was not announced")
+        self.model.load_weights(self._reader.tensors())
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
@@ -83,6 +82,21 @@ class SharedMemoryTransfer(WeightTransferEngine[TransferInit, TransferUpdate]):
         for module in self.model.modules():
             if isinstance(module, VocabParallelEmbedding) and hasattr(module, "cpu_linear"):
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+    def _renamed(self, shapes: Shapes) -> Shapes:
+        """Under vLLM's prefixes, as checkpoints and HF modules disagree on them; names vLLM ignores are left out.
+
+        What vLLM fuses (q, k, v into one) keeps its own names here, so that each part is checked.
+        """
+        if not hasattr(self.model, "hf_to_vllm_mapper"):
+            return shapes
+        mapper = replace(self.model.hf_to_vllm_mapper, orig_to_new_stacked={})
+        named = ((mapper.map_name(name), shape) for name, shape in shapes.items())
+        return {name: shape for name, shape in named if name is not None}
+
+    def _tied(self) -> bool:
+        config = self.model_config.hf_config
+        return bool(config.tie_word_embeddings or config.get_text_config().tie_word_embeddings)
 
     def shutdown(self) -> None:
         if self._reader is not None:
@@ -109,16 +123,6 @@ def check_names(sent: Mapping[str, tuple[int, ...]], expected: Mapping[str, tupl
 
 def _some(names: list[str], most: int = 5) -> str:
     return ", ".join(names[:most]) + (", …" if len(names) > most else "")
-
-
-def _same_name(name: str) -> str:
-    return name
-
-
-def _renamed(shapes: Mapping[str, tuple[int, ...]], rename: Callable[[str], str | None]) -> Shapes:
-    """Under vLLM's names, as checkpoints and HF modules disagree on prefixes; names vLLM ignores are left out."""
-    named = ((rename(name), shape) for name, shape in shapes.items())
-    return {name: shape for name, shape in named if name is not None}
 
 
 def _checkpoint_shapes(folder: Path) -> Shapes:

@@ -1,0 +1,31 @@
+"""The configuration as TOML, complete and without secrets: feeding it back gives the same configuration."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from .section import Section
+
+
+def to_toml(section: Section) -> str:
+    """Every option that has a value, section by section."""
+    lines: list[str] = []
+    _write(section.model_dump(mode="json"), "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write(values: dict[str, Any], prefix: str, lines: list[str]) -> None:
+    plain = {name: value for name, value in values.items() if not isinstance(value, dict) and value is not None}
+    if prefix and plain:
+        lines += ["", f"[{prefix}]"]
+    lines += [f"{name} = {_toml(value)}" for name, value in plain.items()]
+    for name, value in values.items():
+        if isinstance(value, dict):
+            _write(value, f"{prefix}.{name}" if prefix else name, lines)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    return json.dumps(value, ensure_ascii=False)
