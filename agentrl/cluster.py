@@ -1,0 +1,117 @@
+"""The processes of a run on Ray: engines and rollout workers, started together, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .assemble import parse_options
+from .config import Config
+from .errors import ConfigError
+from .preflight import Ready
+from .rollout.pool import WorkerPool
+from .rollout.worker import WorkerSpec
+
+
+def connect(config: Config) -> None:
+    """Join the cluster that RAY_ADDRESS names, else start one on this machine with room for what the run asks."""
+    import ray
+
+    if ray.is_initialized():
+        return
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
+    if "RAY_ADDRESS" not in os.environ:
+        wanted = config.engine.count + config.parallel.ranks * config.parallel.threads + 1
+        options |= {"num_cpus": max(wanted, os.cpu_count() or 1)}
+    ray.init(**options)
+
+
+def check_gpus(config: Config) -> float:
+    """GPUs of the cluster. Raises ConfigError when the run wants more than there are."""
+    import ray
+
+    total = float(ray.cluster_resources().get("GPU", 0.0))
+    default = float(total > 0)
+    engines = config.engine.count * (default if config.engine.gpus is None else config.engine.gpus)
+    ranks = config.parallel.ranks * (default if config.parallel.gpus is None else config.parallel.gpus)
+    if engines + ranks > total:
+        raise ConfigError(
+            f"The run wants {engines + ranks:g} GPUs ({engines:g} for engines, {ranks:g} for the trainer); the cluster has "
+            f"{total:g}. Lower --engine.count, --engine.gpus, --parallel.ranks or --parallel.gpus."
+        )
+    return total
+
+
+class Cluster:
+    """Engines and workers of one run, as an async context manager. Leaving it ends every process it started."""
+
+    def __init__(self, ready: Ready, image_dir: Path | str, gpus: float) -> None:
+        self.ready = ready
+        self.config = ready.config
+        self.image_dir = str(image_dir)
+        self.gpus = gpus
+        self.engines: list[Any] = []
+        self.pool: WorkerPool | None = None
+
+    async def __aenter__(self) -> Cluster:
+        try:
+            starts = [self._start_engine() for _ in range(self.config.engine.count)]
+            self.engines = list(await asyncio.gather(*starts))
+            spec = WorkerSpec(self.config, self.ready.model_path, self.image_dir, tuple(self.engines))
+            self.pool = WorkerPool(spec, self.config.rollout.workers)
+            await self.pool.ready()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def _start_engine(self) -> Any:
+        engine = self.config.engine
+        if engine.name == "scripted":
+            from .engines.scripted_actor import start_scripted
+
+            return await start_scripted(engine.script or "")
+        from .engines.vllm_actor import start_engine
+        from .engines.vllm_options import VLLMOptions
+
+        on_gpu = self.gpus > 0 and engine.gpus != 0
+        options = VLLMOptions(
+            model=self.ready.model_path,
+            device="gpu" if on_gpu else "cpu",
+            dtype=self.config.model.dtype,
+            max_model_len=self.ready.limits.max_len,
+            max_num_seqs=engine.max_seqs,
+            seed=self.config.run.seed % 2**31,
+            kv=self.config.rollout.kv,
+            tool_parser=self.config.model.tool_parser,
+            stop_token_ids=self.ready.stop_ids,
+            max_images=self.ready.max_images,
+            kv_cache_gb=engine.kv_cache_gb,
+            trust_remote_code=self.config.model.trust_remote_code,
+            update_timeout_s=engine.update_timeout_s,
+            engine_args=parse_options(engine.args, "--engine.args"),
+        )
+        gpus = (1.0 if engine.gpus is None else engine.gpus) if on_gpu else 0
+        return await start_engine(options, actor_options={"num_gpus": gpus})
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End workers, then engines."""
+        if self.pool is not None:
+            self.pool.close()
+        await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)
+
+
+def disconnect() -> None:
+    """End the local cluster, or leave the one that was joined."""
+    import ray
+
+    ray.shutdown()

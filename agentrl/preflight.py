@@ -1,0 +1,134 @@
+"""What is found out about a run before any model loads, so that mistakes cost seconds."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .assemble import EnvSource, episode_limits, make_executor, make_renderer, make_tasks
+from .config import Config
+from .engine import Limits
+from .env import Task
+from .env_session import EnvSession
+from .errors import ConfigError, EnvError
+from .messages import Message, message_images, normalize
+from .model_folder import max_positions, model_config, takes_images
+from .renderer import Renderer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class EnvFacts:
+    """What the first episode of a run looks like. `opening` is None when the env failed: the run will count that."""
+
+    opening: list[Message] | None
+    tools: Sequence[dict[str, Any]] = ()
+    max_turns: int | None = 1
+
+    @property
+    def images(self) -> int:
+        return len(message_images(self.opening or []))
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that may start: its model, tasks, limits, and the ids that end a turn."""
+
+    config: Config
+    model_path: str
+    tasks: Iterable[Task]
+    held_out: Sequence[Task]
+    facts: EnvFacts
+    limits: Limits
+    stop_ids: tuple[int, ...]
+
+    @property
+    def total(self) -> int | None:
+        """Tasks in one pass; None where they have no end."""
+        return len(self.tasks) if isinstance(self.tasks, Sequence) else None
+
+    @property
+    def max_images(self) -> int:
+        """Most images in one context, for the engine's limit: what the opening holds, again in every turn."""
+        return self.limits.max_turns * self.facts.images
+
+
+async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> Ready:
+    """Everything that can be known without loading weights. Raises ConfigError or DataError, one paragraph each."""
+    make_executor(config)
+    tasks = make_tasks(config, config.data.split if config.data.path else "train")
+    first, tasks = _peek(tasks, config)
+    facts = await probe(config, first)
+    model_path = choose_model(facts)
+    shape = model_config(model_path)
+    if facts.images and not takes_images(shape):
+        raise ConfigError(
+            f"{config.env.name or config.data.path} shows images, and {model_path} is a text model "
+            f"({shape.get('model_type', 'unknown type')}). Pass an image model with --model."
+        )
+    limits = _within_model(episode_limits(config, facts.max_turns), shape, config)
+    renderer = make_renderer(config, model_path)
+    _check_opening(renderer, facts, limits)
+    held_out = (
+        list(itertools.islice(make_tasks(config, config.eval.split), config.eval.tasks)) if config.eval.enable else []
+    )
+    return Ready(config, model_path, tasks, held_out, facts, limits, renderer.stop_ids)
+
+
+def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
+    """(the first task, all of them, the first still included)."""
+    if isinstance(tasks, Sequence):
+        if len(tasks):
+            return tasks[0], tasks
+    else:
+        stream = iter(tasks)
+        for first in stream:
+            return first, itertools.chain([first], stream)
+    if config.env.name is None or config.data.path is not None:
+        raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
+    raise ConfigError(f"{config.env.name} brings no tasks for split 'train': define tasks(), or pass --data.path FILE.")
+
+
+async def probe(config: Config, task: Task) -> EnvFacts:
+    """Reset one env on the first task and look. An env that fails here is left to the run, which counts failures."""
+    if config.agent.name is not None or config.env.name is None:
+        return EnvFacts(_task_messages(task))
+    session = EnvSession(EnvSource(config).make, config.rollout.call_timeout_s, config.env.name)
+    try:
+        async with session:
+            observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
+            return EnvFacts(
+                normalize(observation), session.attribute("tools", ()) or (), session.attribute("max_turns", None)
+            )
+    except EnvError as error:
+        log.warning("the environment failed on its first task: %s", error)
+        return EnvFacts(None, (), None)
+
+
+def _task_messages(task: Task) -> list[Message]:
+    parts: list[Any] = [*task.images, task.prompt] if isinstance(task.prompt, str) else []
+    return normalize(parts) if parts else normalize(task.prompt or "")
+
+
+def _within_model(limits: Limits, shape: dict[str, Any], config: Config) -> Limits:
+    """max_len no longer than the model was made for; an explicit longer one is an error."""
+    longest = max_positions(shape)
+    if longest is None or limits.max_len <= longest:
+        return limits
+    if "max_len" in config.rollout.changed():
+        raise ConfigError(f"--rollout.max-len {limits.max_len}: the model takes at most {longest} tokens.")
+    return Limits(**{**vars(limits), "max_len": longest})
+
+
+def _check_opening(renderer: Renderer, facts: EnvFacts, limits: Limits) -> None:
+    if facts.opening is None:
+        return
+    prompt = renderer.start(facts.opening, facts.tools)
+    if len(prompt) >= limits.max_len:
+        raise ConfigError(
+            f"the first prompt takes {len(prompt)} tokens, --rollout.max-len {limits.max_len} leaves no room for a reply."
+        )
