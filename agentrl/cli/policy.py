@@ -1,0 +1,37 @@
+"""Which model a command runs: the one that was named, or agentrl's own tiny policy."""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..errors import ConfigError
+from ..model_folder import resolve_model
+from .console import ProgressMode, progress_bar
+
+
+def tiny_kind(uses_images: bool) -> str:
+    """The tiny policy for a kind of input."""
+    return "tiny-vlm" if uses_images else "tiny-text"
+
+
+def choose_model(config: Config, uses_images: bool, gpus: float, progress: ProgressMode = "auto") -> str:
+    """The model's folder. Without --model a CPU machine gets a tiny policy, made first when the cache has none.
+
+    Raises ConfigError for a model that is not there, and for none where a GPU waits.
+    """
+    if config.model.path is not None:
+        return resolve_model(config.model.path)
+    kind = tiny_kind(uses_images)
+    if gpus > 0:
+        raise ConfigError(
+            f"This machine has a GPU: say which model to use with --model FOLDER_OR_HUB_ID. `agentrl init {kind}` makes "
+            "agentrl's own tiny policy and prints its folder."
+        )
+    return tiny_policy(kind, progress)
+
+
+def tiny_policy(kind: str, progress: ProgressMode = "auto") -> str:
+    """The cached tiny policy's folder, made first when it is missing."""
+    from agentrl.trainers.tiny import cached_tiny
+
+    with progress_bar(progress) as bar:
+        return str(cached_tiny(kind, progress=bar))

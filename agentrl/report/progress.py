@@ -1,0 +1,253 @@
+"""Training as a person sees it: a live table on a terminal, a line a step elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from .tensorboard import TensorBoardSink
+
+RECENT = 48
+TIMED = 8
+BARS = "▁▂▃▄▅▆▇█"
+
+# (key of the record, heading, format)
+SHOWN = (
+    ("reward/mean", "reward", "{:.3f}"),
+    ("score/mean", "score", "{:.3f}"),
+    ("length/action", "length", "{:.1f}"),
+    ("staleness/mean", "staleness", "{:.2f}"),
+    ("throughput/tokens", "tokens/s", "{:.0f}"),
+    ("episodes_in_flight", "in flight", "{:.0f}"),
+)
+
+
+def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
+    """One block character a value, from the lowest to the highest; all alike when the values are."""
+    if not values:
+        return ""
+    low = min(values) if low is None else low
+    high = max(values) if high is None else high
+    width = high - low
+    places = [0.0 if width <= 0 else (value - low) / width for value in values]
+    return "".join(BARS[min(int(place * len(BARS)), len(BARS) - 1)] for place in places)
+
+
+def duration(seconds: float) -> str:
+    """12s, 3m04s, 2h05m."""
+    whole = max(int(seconds), 0)
+    minutes, rest = divmod(whole, 60)
+    hours, minutes_left = divmod(minutes, 60)
+    if hours:
+        return f"{hours}h{minutes_left:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+class History:
+    """What has been reported so far. Records may lack any key but `step`."""
+
+    def __init__(self, steps: int | None) -> None:
+        self.steps = steps
+        self.last: dict[str, Any] = {}
+        self.rewards: deque[float] = deque(maxlen=RECENT)
+        self.evaluations: list[str] = []
+        self._seconds: deque[float] = deque(maxlen=TIMED)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        self.last = dict(record)
+        if "reward/mean" in record:
+            self.rewards.append(float(record["reward/mean"]))
+        if "time/step" in record:
+            self._seconds.append(float(record["time/step"]))
+
+    def add_evaluation(self, record: Mapping[str, Any]) -> str | None:
+        """The line of the evaluation in a record; None when there is none in it."""
+        line = evaluation_line(record)
+        if line is not None:
+            self.evaluations.append(line)
+        return line
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds to the end, from the last few steps; None while unknown."""
+        if self.steps is None or not self._seconds:
+            return None
+        return (self.steps - int(self.last["step"])) * sum(self._seconds) / len(self._seconds)
+
+    @property
+    def place(self) -> str:
+        return f"{self.last.get('step', 0)}/{'?' if self.steps is None else self.steps}"
+
+
+def step_line(history: History) -> str:
+    """The newest step in one line."""
+    record = history.last
+    parts = [f"step {history.place}"]
+    parts += [f"{heading} {shape.format(record[key])}" for key, heading, shape in SHOWN if key in record]
+    if history.left_s is not None:
+        parts.append(f"{duration(history.left_s)} left")
+    return "  ".join(parts)
+
+
+def evaluation_line(record: Mapping[str, Any]) -> str | None:
+    """The eval/… keys of a record in one line; None when it has none."""
+    found = {key.removeprefix("eval/"): value for key, value in record.items() if key.startswith("eval/")}
+    version = found.pop("version", None)
+    named = [key for key in found if key.endswith(("reward/mean", "score/mean")) or "pass@" in key]
+    if not named:
+        return None
+    values = "  ".join(f"{key.removesuffix('/mean').replace('/', ' ')} {found[key]:.3f}" for key in named)
+    return (
+        f"eval after step {record['step']}" + ("" if version is None else f" (version {version:.0f})") + f"  {values}"
+    )
+
+
+class SilentReporter:
+    """Shows nothing."""
+
+    def __enter__(self) -> SilentReporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return None
+
+    def step(self, record: dict[str, Any]) -> None:
+        return None
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        return None
+
+
+class PlainReporter(SilentReporter):
+    """A line a step and a line an evaluation, written at once."""
+
+    def __init__(self, console: Console, steps: int | None) -> None:
+        self._console = console
+        self._history = History(steps)
+
+    def step(self, record: dict[str, Any]) -> None:
+        if record["step"] > 0:
+            self._history.add(record)
+            self._console.print(step_line(self._history), markup=False, soft_wrap=True)
+        self.evaluation(record)
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        line = self._history.add_evaluation(record)
+        if line is not None:
+            self._console.print(line, markup=False, soft_wrap=True)
+
+
+class LiveReporter(SilentReporter):
+    """A table that stays in place; what others print meanwhile scrolls above it."""
+
+    def __init__(self, console: Console, steps: int | None) -> None:
+        self._console = console
+        self._history = History(steps)
+        self._began = self._last = time.monotonic()
+        self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
+
+    def __enter__(self) -> LiveReporter:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def step(self, record: dict[str, Any]) -> None:
+        self._history.add(record)
+        self._last = time.monotonic()
+        self.evaluation(record)
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        line = self._history.add_evaluation(record)
+        if line is not None:
+            self._console.print(line, markup=False, soft_wrap=True)
+        self._live.refresh()
+
+    def _render(self) -> Group:
+        history = self._history
+        rewards = (
+            Text(f"reward {sparkline(history.rewards)}") if history.rewards else Text("waiting for the first step")
+        )
+        return Group(self._progress(), self._table(), rewards)
+
+    def _progress(self) -> Table:
+        history, now = self._history, time.monotonic()
+        line = Table.grid(padding=(0, 2))
+        cells: list[Any] = [f"step {history.place}"]
+        if history.steps is not None:
+            cells.append(ProgressBar(history.steps, completed=history.last.get("step", 0), width=40))
+        cells.append(f"{duration(now - self._began)} elapsed, {duration(now - self._last)} in this step")
+        if history.left_s is not None:
+            cells.append(f"{duration(history.left_s - (now - self._last))} left")
+        line.add_row(*cells)
+        return line
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 2), show_edge=False)
+        for _, heading, _ in SHOWN:
+            table.add_column(heading, justify="right")
+        record = self._history.last
+        table.add_row(*(shape.format(record[key]) if key in record else "-" for key, _, shape in SHOWN))
+        return table
+
+
+class Reporters(SilentReporter):
+    """Several reporters as one."""
+
+    def __init__(self, reporters: Sequence[SilentReporter | TensorBoardSink]) -> None:
+        self._reporters = reporters
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Reporters:
+        for reporter in self._reporters:
+            self._stack.enter_context(reporter)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def step(self, record: dict[str, Any]) -> None:
+        for reporter in self._reporters:
+            reporter.step(record)
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        for reporter in self._reporters:
+            reporter.evaluation(record)
+
+
+def make_reporter(
+    mode: Literal["auto", "plain", "none"],
+    steps: int | None,
+    *,
+    tensorboard: Path | None = None,
+    console: Console | None = None,
+) -> Reporters:
+    """A `loop.Reporter` and context manager. auto: live on a terminal, else plain. Shows on stderr.
+
+    `tensorboard` = the folder for event files; raises ConfigError when the package is not installed.
+    """
+    console = console or Console(stderr=True, highlight=False)
+    shown: SilentReporter = SilentReporter()
+    if mode == "auto" and console.is_terminal:
+        shown = LiveReporter(console, steps)
+    elif mode != "none":
+        shown = PlainReporter(console, steps)
+    return Reporters([shown] if tensorboard is None else [shown, TensorBoardSink(tensorboard)])
