@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -74,6 +75,18 @@ class Generation:
     logprobs: tuple[float, ...]
     version_spans: tuple[Span, ...]
     finish_reason: str
+
+    def fault(self) -> str | None:
+        """What does not fit together, in words; None when all does."""
+        n = len(self.token_ids)
+        if len(self.logprobs) != n:
+            return f"{n} sampled tokens but {len(self.logprobs)} log-probabilities"
+        if any(math.isnan(logprob) for logprob in self.logprobs):
+            return "a log-probability is NaN"
+        edges = [0, *(span.end for span in self.version_spans)]
+        if [span.start for span in self.version_spans] != edges[:-1] or edges[-1] != n:
+            return f"version spans {self.version_spans} do not cover {n} tokens"
+        return None
 
 
 @dataclass(frozen=True)

@@ -13,26 +13,24 @@ from .trajectory import ImageSlot
 class ImageExpander:
     """Replaces the single placeholder that a chat template prints by the run of ids the model's processor makes of it.
 
-    The run depends on the size of a picture alone, so it is asked for once a size.
+    The run depends on the size of a picture alone, so it is asked for once a size. `placeholders` are the strings, and
+    `placeholder_ids` the ids, that stand for images and videos.
     """
 
     def __init__(self, tokenizer_or_processor: Any) -> None:
         self._processor = tokenizer_or_processor if hasattr(tokenizer_or_processor, "image_token") else None
-        self._token = self._processor.image_token if self._processor is not None else ""
+        self.placeholders: tuple[str, ...] = ()
         self._id: int | None = None
-        if self._processor is not None:
-            self._id = int(self._processor.tokenizer.convert_tokens_to_ids(self._token))
         self._by_size: dict[tuple[int, int], tuple[int, ...]] = {}
+        if self._processor is not None:
+            video = self._processor.video_token if hasattr(self._processor, "video_token") else None
+            self.placeholders = (self._processor.image_token, *([video] if video else []))
+            self._id = self._token_id(self._processor.image_token)
+        self.placeholder_ids = frozenset(self._token_id(string) for string in self.placeholders)
 
-    @property
-    def placeholder_ids(self) -> frozenset[int]:
-        """Ids of image and video placeholders."""
-        if self._processor is None or self._id is None:
-            return frozenset()
-        ids = {self._id}
-        if hasattr(self._processor, "video_token"):
-            ids.add(int(self._processor.tokenizer.convert_tokens_to_ids(self._processor.video_token)))
-        return frozenset(ids)
+    def _token_id(self, string: str) -> int:
+        assert self._processor is not None
+        return int(self._processor.tokenizer.convert_tokens_to_ids(string))
 
     def expansion(self, image: Image) -> tuple[int, ...]:
         """The ids that stand for this image. Raises DataError for a model without images."""
@@ -44,7 +42,7 @@ class ImageExpander:
 
     def _ask_processor(self, image: Image) -> tuple[int, ...]:
         assert self._processor is not None
-        ids = [int(i) for i in self._processor(text=[self._token], images=[image.pil])["input_ids"][0]]
+        ids = [int(i) for i in self._processor(text=[self._processor.image_token], images=[image.pil])["input_ids"][0]]
         tokenizer = self._processor.tokenizer
         if ids and ids[0] == tokenizer.bos_token_id:
             ids = ids[1:]
@@ -53,9 +51,14 @@ class ImageExpander:
         return tuple(ids)
 
     def expand(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[tuple[int, ...], tuple[ImageSlot, ...]]:
-        """(ids with every placeholder expanded, the slot of each image counted from the first id)."""
-        places = sum(1 for i in ids if i == self._id)
-        if places != len(images):
+        """(ids with every placeholder expanded, the slot of each image counted from the first id).
+
+        Raises DataError unless there is one image placeholder an image, and none for videos.
+        """
+        if images and self._processor is None:
+            raise DataError("there is an image in the conversation, and this model takes none")
+        places = sum(1 for i in ids if i in self.placeholder_ids)
+        if places != len(images) or any(i != self._id for i in self.placeholder_ids.intersection(ids)):
             raise DataError(
                 f"the chat template made {places} places for {len(images)} images: is it a template for images?"
             )
@@ -63,11 +66,8 @@ class ImageExpander:
         slots: list[ImageSlot] = []
         rest = iter(images)
         for i in ids:
-            if i != self._id:
-                out.append(i)
-                continue
-            image = next(rest)
-            run = self.expansion(image)
-            slots.append((image.sha256, len(out), len(run)))
+            run = self.expansion(image := next(rest)) if i == self._id else (i,)
+            if i == self._id:
+                slots.append((image.sha256, len(out), len(run)))
             out += run
         return tuple(out), tuple(slots)

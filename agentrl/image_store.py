@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from pathlib import Path
@@ -29,10 +30,13 @@ class ImageStore:
 
     def get(self, sha: str) -> Image:
         """The image of a hash. Raises DataError when it was never stored or its bytes have changed."""
-        path = self._path(sha)
-        if not path.is_file():
-            raise DataError(f"image {sha} is not in {self.folder}")
-        return Image(path)
+        try:
+            content = self._path(sha).read_bytes()
+        except FileNotFoundError as error:
+            raise DataError(f"image {sha} is not in {self.folder}") from error
+        if hashlib.sha256(content).hexdigest() != sha:
+            raise DataError(f"image {sha} in {self.folder} is not what was stored under its name")
+        return Image.from_png(content)
 
     def _path(self, sha: str) -> Path:
         return self.folder / f"{sha}.png"
@@ -40,6 +44,10 @@ class ImageStore:
     def _write(self, path: Path, content: bytes) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".part")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.replace(name, path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(name, path)
+        except BaseException:
+            os.unlink(name)
+            raise

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,6 +19,8 @@ from .report.record import batch_records, group_records
 from .report.run_folder import RunFolder
 from .rollout.dispatcher import Batch, Dispatcher, RunStoppedError
 from .training import Trainer, TrainReport
+
+INTERRUPT_GRACE_S = 12.0
 
 
 class Reporter(Protocol):
@@ -43,6 +47,7 @@ class Loop:
     step: int = 0
     version: int = 0
     clock: StepClock = field(default_factory=StepClock)
+    _current: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
         """Train to the end, then evaluate, save and export. Raises RunStoppedError when the run cannot go on."""
@@ -56,16 +61,15 @@ class Loop:
             if batch is None or not batch.groups:
                 self._out_of_data(batch)
                 break
-            record = await self._train(batch)
+            await self._uninterrupted(self._train(batch))
             if self._due(self.config.eval.every):
-                record |= await self._evaluate()
-            self._write(record)
+                await self._evaluate_here()
             if self._due(self.config.ckpt.every):
                 await self.save()
         await self._finish()
 
-    async def _train(self, batch: Batch) -> dict[str, Any]:
-        """One step: update on the batch, new weights on every engine, places free again."""
+    async def _train(self, batch: Batch) -> None:
+        """One step: update on the batch, new weights on every engine, places free again, records written."""
         self.step += 1
         rows = [row for group in batch.groups for row in group.rows]
         report = await self.trainer.train(rows, self.step)
@@ -76,7 +80,21 @@ class Loop:
         self.clock.lap("weights")
         self.dispatcher.settle(self.version)
         self.folder.add_rollouts(self.step, batch_records(batch, report, self.step))
-        return self._step_record(batch, report, trained_at)
+        self._write(self._step_record(batch, report, trained_at))
+
+    async def _uninterrupted(self, step: Coroutine[Any, Any, None]) -> None:
+        """A step once begun is finished, unless it takes longer than INTERRUPT_GRACE_S after an interrupt."""
+        self._current = asyncio.ensure_future(step)
+        try:
+            await asyncio.shield(self._current)
+        except asyncio.CancelledError:
+            await asyncio.wait([self._current], timeout=INTERRUPT_GRACE_S)
+            raise
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a checkpoint of this moment would be consistent: something was trained, and no step is half done."""
+        return self.step > 0 and (self._current is None or (self._current.done() and not self._current.cancelled()))
 
     async def _publish(self, version: int) -> None:
         """The trainer's weights on every engine under a new version; running episodes go on with them."""
@@ -108,18 +126,27 @@ class Loop:
     async def _evaluate_first(self) -> None:
         """Where the policy starts: the record of step 0."""
         if self.evaluator is not None:
-            self._write({"step": 0, "version": self.version} | await self._evaluate())
+            record = {"step": 0, "version": self.version} | await self._evaluate()
+            self.folder.add_metrics(record)
+            self.reporter.evaluation(record)
 
     async def _evaluate(self) -> Metrics:
         assert self.evaluator is not None
         return await self.evaluator.run() | {"eval/version": float(self.version)}
 
+    async def _evaluate_here(self) -> None:
+        """Evaluate the weights of the newest step and add the result to its record."""
+        if self.evaluator is None:
+            return
+        found = {"step": self.step, "version": self.version} | await self._evaluate()
+        self.folder.amend_metrics(found)
+        self.reporter.evaluation(found)
+
     async def _finish(self) -> None:
         await self.dispatcher.stop()
-        if self.evaluator is not None and not self._due(self.config.eval.every):
-            final = {"step": self.step, "version": self.version} | await self._evaluate()
-            self.folder.amend_metrics(final)
-            self.reporter.evaluation(final)
+        self.record_unfinished()
+        if not self._due(self.config.eval.every):
+            await self._evaluate_here()
         await self.save()
         await self.trainer.export(self.folder.final)
 

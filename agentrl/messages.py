@@ -7,11 +7,10 @@ list of parts. Parts are `Text` and `Image` objects here; `normalize` also takes
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,29 +32,40 @@ class Text(str):
 
 
 class Image:
-    """A picture, from a PIL image, a path, encoded bytes or a `data:` URL; decoded when first looked at.
+    """A picture: a snapshot of a PIL image, or a path, encoded bytes or a `data:` URL that is decoded when first looked at.
 
-    One normalisation for engine and trainer: EXIF orientation applied, transparency on white, RGB. `png` are the bytes
-    that travel and are stored, `sha256` is their hash; both are the same on every machine for equal pixels and one Pillow.
-    Raises DataError when the source is no picture.
+    One normalisation for engine and trainer: EXIF orientation applied, transparency on white, RGB, no metadata. `png` are
+    the bytes that travel and are stored, `sha256` is their hash; both are the same on every machine for equal pixels and
+    one Pillow, and pickling keeps them. Raises DataError when the source is no picture.
     """
 
     __slots__ = ("_pil", "_png", "_sha256", "_source")
 
     def __init__(self, source: PILImage.Image | str | os.PathLike[str] | bytes | Image) -> None:
-        if isinstance(source, Image):
-            source = source.pil
-        if not isinstance(source, PILImage.Image | str | os.PathLike | bytes):
-            raise DataError(f"an image must be a PIL image, path, bytes or data URL, not {type(source).__name__}")
-        self._source: Any = source
+        self._source: Any = None
         self._pil: PILImage.Image | None = None
         self._png: bytes | None = None
         self._sha256: str | None = None
+        if isinstance(source, Image):
+            self._source, self._pil, self._png, self._sha256 = source._source, source._pil, source._png, source._sha256
+        elif isinstance(source, PILImage.Image):
+            self._pil = _rgb(source)
+        elif isinstance(source, str | os.PathLike | bytes):
+            self._source = source
+        else:
+            raise DataError(f"an image must be a PIL image, path, bytes or data URL, not {type(source).__name__}")
+
+    @classmethod
+    def from_png(cls, png: bytes) -> Image:
+        """From what `png` gave elsewhere: these bytes and their hash are kept, whichever Pillow wrote them."""
+        image = cls(png)
+        image._png = png
+        return image
 
     @property
     def pil(self) -> PILImage.Image:
         if self._pil is None:
-            self._pil = _rgb(_decode(self._source))
+            self._pil = _decode(self._source)
             self._source = None
         return self._pil
 
@@ -79,7 +89,7 @@ class Image:
         return self.pil.size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Image, (self.png,))
+        return (Image.from_png, (self.png,))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Image) and self.sha256 == other.sha256
@@ -88,36 +98,45 @@ class Image:
         return hash(self.sha256)
 
     def __repr__(self) -> str:
+        if self._pil is None:
+            return f"Image({_shown(self._source)})"
         return f"Image({self.size[0]}x{self.size[1]}, {self.sha256[:12]})"
 
 
 def _decode(source: Any) -> PILImage.Image:
     try:
-        if isinstance(source, PILImage.Image):
-            return source
         if isinstance(source, str) and source.startswith("data:"):
             header, _, payload = source.partition(",")
             if not header.endswith(";base64"):
                 raise DataError("an image data URL must be base64")
             source = base64.b64decode(payload, validate=True)
         if isinstance(source, bytes):
-            return PILImage.open(io.BytesIO(source))
-        return PILImage.open(Path(source))
-    except (OSError, ValueError, binascii.Error, PILImage.DecompressionBombError) as error:
-        shown = repr(source)[:80] if not isinstance(source, bytes) else f"{len(source)} bytes"
-        raise DataError(f"cannot read an image from {shown}: {error}") from error
+            return _rgb(PILImage.open(io.BytesIO(source)))
+        with PILImage.open(Path(source)) as picture:
+            return _rgb(picture)
+    except DataError:
+        raise
+    except Exception as error:  # decoders of broken files raise nearly anything
+        raise DataError(f"cannot read an image from {_shown(source)}: {error}") from error
 
 
 def _rgb(picture: PILImage.Image) -> PILImage.Image:
+    """A copy with the pixels alone. Raises DataError for pixels that cannot be decoded or have no RGB form."""
     try:
         picture = ImageOps.exif_transpose(picture) or picture
-        if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        if picture.mode in ("RGBA", "RGBa", "LA", "PA") or "transparency" in picture.info:
             picture = picture.convert("RGBA")
             white = PILImage.new("RGBA", picture.size, (255, 255, 255, 255))
             picture = PILImage.alpha_composite(white, picture)
-        return picture.convert("RGB")
-    except OSError as error:
+        pixels = picture.convert("RGB")
+    except Exception as error:  # as in `_decode`
         raise DataError(f"cannot decode an image: {error}") from error
+    pixels.info = {}
+    return pixels
+
+
+def _shown(source: Any) -> str:
+    return f"{len(source)} bytes" if isinstance(source, bytes) else repr(source)[:80]
 
 
 Part = Text | Image
@@ -181,7 +200,7 @@ def as_part(value: Any) -> Part:
 
 def as_message(message: Message) -> Message:
     """The same message with its content a str, None, or a list of `Text` / `Image` parts."""
-    if not isinstance(message.get("role"), str):
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DataError(f"a chat message needs a role: {repr(message)[:100]}")
     content = message.get("content")
     if content is None or (isinstance(content, str) and not isinstance(content, Text)):

@@ -11,6 +11,11 @@ def derive(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(joined, digest_size=8).digest(), "big") >> 1
 
 
+def call_id(*parts: int | str) -> str:
+    """A tool call's id: nine letters and digits, the only form that every chat template takes."""
+    return hashlib.blake2b("/".join(str(part) for part in parts).encode(), digest_size=5).hexdigest()[:9]
+
+
 def env_seed(run_seed: int, draw: int) -> int:
     """Seed of `Env.reset`, equal for all members of a group and every retry."""
     return derive(run_seed, "env", draw)

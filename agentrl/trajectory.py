@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,9 @@ ImageSlot = tuple[str, int, int]
 
 @dataclass(eq=False)
 class Node:
-    """A run of tokens after `parent`. `reward` belongs to the turn sampled here: None = no verdict was given."""
+    """A run of tokens after `parent`. `reward` belongs to the turn sampled here: None, NaN and inf = no verdict."""
 
-    parent: Node | None
+    parent: Node | None = field(repr=False)
     role: str
     token_ids: tuple[int, ...]
     images: tuple[ImageSlot, ...] = ()
@@ -112,12 +112,9 @@ class Trajectory:
 
     def add_sampled(self, parent: Node | None, generation: Generation) -> Node:
         """What the engine sampled after the context `parent`. Raises ValueError when its parts do not fit together."""
-        n = len(generation.token_ids)
-        if len(generation.logprobs) != n:
-            raise ValueError(f"{n} sampled tokens but {len(generation.logprobs)} log-probabilities")
-        edges = [0, *(span.end for span in generation.version_spans)]
-        if [span.start for span in generation.version_spans] != edges[:-1] or edges[-1] != n:
-            raise ValueError(f"version spans {generation.version_spans} do not cover {n} tokens")
+        fault = generation.fault()
+        if fault is not None:
+            raise ValueError(fault)
         return self._append(Node(parent, "assistant", tuple(generation.token_ids), generation=generation))
 
     def _append(self, node: Node) -> Node:
@@ -132,9 +129,9 @@ class Trajectory:
     def total_reward(self) -> float | None:
         """Sum of the rewards given; None when none was given, the last word was "no verdict", or the episode failed."""
         given = [node.reward for node in self.nodes if node.reward is not None]
-        if self._no_verdict or self.error is not None or not given:
+        if self._no_verdict or self.error is not None or not given or not _is_verdict(given[-1]):
             return None
-        return float(sum(given))
+        return float(sum(reward for reward in given if _is_verdict(reward)))
 
     def withhold_verdict(self) -> None:
         """The last step gave no verdict: whatever was earned before, the rollout has none."""
@@ -203,5 +200,9 @@ class Trajectory:
                 row.versions[node.start + span.start : node.start + span.end] = span.version
             if node.index in fresh:
                 row.loss_mask[node.start : node.end] = True
-                row.rewards[node.end - 1] = node.reward or 0.0
+                row.rewards[node.end - 1] = node.reward if _is_verdict(node.reward) else 0.0
         return row
+
+
+def _is_verdict(reward: float | None) -> TypeGuard[float]:
+    return reward is not None and math.isfinite(reward)

@@ -29,10 +29,17 @@ def batch_records(batch: Batch, report: TrainReport, step: int) -> Iterator[dict
 
 
 def group_records(groups: Iterable[Group], step: int, outcome: str | None = None) -> Iterator[dict[str, Any]]:
-    """Every episode of groups that were not trained."""
+    """Every episode of groups that were not trained; one that never came back has a line without rows."""
     for group in groups:
-        for result in group.results:
+        back = {result.sample: result for result in group.results}
+        for sample in range(group.n):
+            result = back.get(sample) or _never_back(group, sample)
             yield episode_record(result, step=step, outcome=outcome or group.outcome)
+
+
+def _never_back(group: Group, sample: int) -> EpisodeResult:
+    group_id = f"{group.draw:06d}"
+    return EpisodeResult(f"{group_id}-{sample}", group_id, group.draw, sample, group.task.id, "")
 
 
 def episode_record(

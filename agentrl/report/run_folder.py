@@ -56,7 +56,7 @@ class RunFolder:
 
     def add_rollouts(self, step: int, records: Iterable[dict[str, Any]]) -> None:
         path = self.rollouts(step)
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         _append(path, records)
 
     def amend_metrics(self, record: dict[str, Any]) -> None:

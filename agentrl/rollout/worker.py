@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +13,9 @@ from ..assemble import make_executor, make_renderer
 from ..config import Config
 from ..engine import Engine
 from ..errors import EnvError
-from ..executor import RolloutContext, play
+from ..executor import AgentExecutorBase, RolloutContext, play
 from ..image_store import ImageStore
+from ..renderer import Renderer
 from .episode import EpisodeOrder, EpisodeResult, result_of
 
 
@@ -27,20 +29,22 @@ class WorkerSpec:
     engines: tuple[Any, ...]
 
 
-class RolloutWorker:
+class EpisodePlayer:
     """Plays the episodes it is ordered to. Whatever goes wrong in one comes back as its result's error."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
-        logging.basicConfig(level=logging.WARNING)
-        self.engines: tuple[Engine, ...] = spec.engines
-        self.renderer = make_renderer(spec.config, spec.model_path)
-        self.executor = make_executor(spec.config)
-        self.images = ImageStore(spec.image_dir)
-        self.env = spec.config.env.name or "data"
-
-    async def ready(self) -> tuple[int, ...]:
-        """The ids that end a turn; answers once the worker can play."""
-        return self.renderer.stop_ids
+    def __init__(
+        self,
+        engines: Sequence[Engine],
+        renderer: Renderer,
+        executor: AgentExecutorBase,
+        images: ImageStore | None = None,
+        env: str = "data",
+    ) -> None:
+        self.engines = engines
+        self.renderer = renderer
+        self.executor = executor
+        self.images = images
+        self.env = env
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         ctx = RolloutContext(
@@ -65,3 +69,21 @@ class RolloutWorker:
             trajectory = ctx.trajectory or trajectory
             trajectory.error = EnvError(f"the episode took longer than rollout.episode_timeout_s = {bound:g} s")
         return result_of(order, trajectory, time.monotonic() - began)
+
+
+class RolloutWorker(EpisodePlayer):
+    """An `EpisodePlayer` in a process of its own."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        logging.basicConfig(level=logging.WARNING)
+        super().__init__(
+            spec.engines,
+            make_renderer(spec.config, spec.model_path),
+            make_executor(spec.config),
+            ImageStore(spec.image_dir),
+            spec.config.env.name or "data",
+        )
+
+    async def ready(self) -> bool:
+        """Answers once the worker can play."""
+        return True

@@ -1,0 +1,139 @@
+"""`agentrl train`: check everything that can be checked, then run."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import time
+from collections.abc import Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from ..checkpoint import Checkpoints
+from ..cluster import check_gpus, connect, disconnect
+from ..config import Config
+from ..config.checks import AlgorithmFacts, check_training, filters_groups
+from ..config.dump import to_toml
+from ..config.load import parse_command
+from ..config.plan import Plan, describe, make_plan
+from ..errors import ConfigError
+from ..preflight import EnvFacts, Ready, preflight
+from ..report.progress import make_reporter
+from ..report.run_folder import RunFolder
+from ..training_run import RunParts, train_run
+from .console import out
+from .policy import choose_model
+
+DESCRIPTION = "Train a policy on an environment. Every option has a section; the short forms are shown first."
+
+
+class TrainCommand(Config):
+    config: Annotated[str | None, tyro.conf.arg(name="config")] = None
+    """TOML or YAML file with options; flags win over it."""
+    dry_run: bool = False
+    """Print the effective configuration and the plan, and exit."""
+    debug: bool = False
+    """Show stack traces."""
+
+
+def main(argv: list[str]) -> int:
+    """The exit code of `agentrl train ARGV`."""
+    command = parse_command(TrainCommand, argv, prog="agentrl train", description=DESCRIPTION)
+    config = Config(**{name: getattr(command, name) for name in Config.model_fields})
+    logging.basicConfig(level=logging.DEBUG if command.debug else logging.WARNING, format="%(levelname)s %(message)s")
+    algorithm = algorithm_facts(config)
+    check_training(config, algorithm)
+    connect(config)
+    try:
+        return _run(config, algorithm, dry_run=command.dry_run)
+    finally:
+        disconnect()
+
+
+def algorithm_facts(config: Config) -> AlgorithmFacts:
+    """The preset of `--algo` with `--algo.advantage` in place. Raises ConfigError with the nearest name."""
+    from agentrl.trainers.estimators import algorithm, find_estimator
+
+    try:
+        preset = algorithm(config.algo.name)
+        estimator = find_estimator(config.algo.advantage or preset.advantage)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    return AlgorithmFacts(config.algo.name, estimator.grouped, estimator.critic, preset.filter_groups)
+
+
+def _run(config: Config, algorithm: AlgorithmFacts, *, dry_run: bool) -> int:
+    gpus = check_gpus(config)
+    ready = asyncio.run(preflight(config, partial(_model_for, config, gpus)))
+    plan = make_plan(config, ready.total, tiny=config.model.path is None)
+    _show(ready, plan, gpus)
+    if dry_run:
+        out.print(to_toml(config), markup=False, highlight=False)
+        return 0
+    parts = _parts(ready, plan, gpus, filters_groups(config.algo, algorithm))
+    with make_reporter(config.log.progress, plan.steps) as reporter:
+        interrupted = asyncio.run(_until_signal(train_run(parts, reporter)))
+    out.print(f"{'Interrupted' if interrupted else 'Done'}: {parts.folder.path}", highlight=False)
+    return 130 if interrupted else 0
+
+
+def _model_for(config: Config, gpus: float, facts: EnvFacts) -> str:
+    return choose_model(config, facts.images > 0, gpus)
+
+
+def _show(ready: Ready, plan: Plan, gpus: float) -> None:
+    where = f"{gpus:g} GPUs" if gpus else "CPU"
+    held_out = f"{len(ready.held_out)} held-out tasks" if ready.held_out else "no held-out tasks: no evaluation"
+    lines = [
+        f"model {ready.model_path} on {where}; {held_out}",
+        *describe(ready.config, plan, ready.total),
+        f"a turn samples at most {ready.limits.max_new_tokens} tokens, an episode has at most {ready.limits.max_turns} "
+        f"turns and {ready.limits.max_len} tokens of context",
+    ]
+    for line in lines:
+        out.print(line, highlight=False, soft_wrap=True)
+
+
+def _parts(ready: Ready, plan: Plan, gpus: float, filter_groups: bool) -> RunParts:
+    from agentrl.trainers.group import TrainerGroup
+
+    config = ready.config
+    folder, resume_from = _folder(config)
+    folder.write_config(to_toml(config))
+    return RunParts(ready, plan, folder, filter_groups, gpus, TrainerGroup.start, resume_from)
+
+
+def _folder(config: Config) -> tuple[RunFolder, Path | None]:
+    """The run's folder, and the checkpoint it goes on from; records after that one have moved out of the way."""
+    run = config.run
+    if run.resume is None:
+        return RunFolder.create(run.dir, run.name or _fresh_name(config)), None
+    if run.name is None:
+        raise ConfigError("--resume needs --run.name, the name of the run to go on with.")
+    folder = RunFolder(Path(run.dir) / run.name)
+    checkpoint = Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
+    folder.rewind(int(checkpoint.name.removeprefix("step_")))
+    return folder, checkpoint
+
+
+def _fresh_name(config: Config) -> str:
+    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.name or Path(config.data.path or "data").stem).strip("-")
+    return f"{what}-{config.algo.name}-{time.strftime('%m%d-%H%M%S')}"
+
+
+async def _until_signal(run: Coroutine[Any, Any, None]) -> bool:
+    """Await the run; True when SIGINT or SIGTERM ended it. A second signal ends the wait for an orderly end."""
+    task = asyncio.ensure_future(run)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        return True
+    return False

@@ -1,0 +1,130 @@
+"""What a configuration may not ask for, beyond the types: pure functions of the configuration and plain facts.
+
+Every message names the flags. Raises ConfigError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from .config import Config
+from .how import AlgoSection
+
+
+@dataclass(frozen=True)
+class AlgorithmFacts:
+    """What the checks need to know of an algorithm: `grouped` = its baseline is made from the other members of a group,
+    `critic` = it trains a value function, `filters` = its preset drops groups without signal.
+    """
+
+    name: str
+    grouped: bool
+    critic: bool
+    filters: bool
+
+
+def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
+    """Everything that needs no model and no cluster."""
+    _check_sampling(config)
+    _check_algorithm(config, algorithm)
+    _check_off_policy(config)
+    _check_batch(config)
+    _check_sources(config)
+    _check_engine(config)
+
+
+def _check_sampling(config: Config) -> None:
+    rollout = config.rollout
+    if rollout.temperature <= 0:
+        raise ConfigError(
+            f"--rollout.temperature {rollout.temperature:g}: training needs a temperature above 0, as log-probabilities are "
+            "those of the tempered distribution. Greedy evaluation is --eval.temperature 0."
+        )
+    for name, neutral in (("top_p", 1.0), ("top_k", 0), ("min_p", 0.0)):
+        value = {"top_p": rollout.top_p, "top_k": rollout.top_k, "min_p": rollout.min_p}[name]
+        if value != neutral:
+            flag = f"--rollout.{name.replace('_', '-')}"
+            raise ConfigError(
+                f"{flag} {value:g}: it cuts the distribution that is sampled, and the trainer's log-probabilities are over "
+                f"the whole one, so the ratio would be wrong. Leave it out; for evaluation there is --eval.{name.replace('_', '-')}."
+            )
+
+
+def _check_algorithm(config: Config, algorithm: AlgorithmFacts) -> None:
+    n = config.rollout.n_samples
+    if algorithm.critic:
+        raise ConfigError(f"--algo {algorithm.name} trains a critic, which this version does not have yet.")
+    if algorithm.grouped and n < 2:
+        raise ConfigError(
+            f"--algo {algorithm.name} compares the members of a group: --rollout.n-samples {n} must be at least 2."
+        )
+    if filters_groups(config.algo, algorithm) and n < 2:
+        raise ConfigError(f"the group filter needs --rollout.n-samples of at least 2, not {n}.")
+    low, high = config.algo.clip or (0.0, 0.0)
+    most = 1.0 if config.algo.trust == "cispo" else 0.999999
+    if not (0 <= low <= most and high >= 0):
+        raise ConfigError(f"--algo.clip {low:g} {high:g}: low must be in [0, 1), high at least 0.")
+    if config.algo.dual_clip is not None and config.algo.dual_clip <= 1:
+        raise ConfigError(f"--algo.dual-clip {config.algo.dual_clip:g} must be above 1.")
+
+
+def filters_groups(algo: AlgoSection, algorithm: AlgorithmFacts) -> bool:
+    """Whether groups without signal are dropped."""
+    return algorithm.filters if algo.filter.enable is None else algo.filter.enable
+
+
+def _check_off_policy(config: Config) -> None:
+    algo, stale = config.algo, config.train.max_staleness
+    if algo.correction == "none" and stale > 0 and not algo.allow_uncorrected and algo.old_logp != "rollout":
+        raise ConfigError(
+            f"--algo.correction none with --train.max-staleness {stale} trains stale tokens as if they were fresh. Use auto, "
+            "or say --algo.allow-uncorrected."
+        )
+    if config.rollout.partial and stale == 0:
+        raise ConfigError(
+            "--rollout.partial needs --train.max-staleness of at least 1: at 0 nothing runs during an update."
+        )
+
+
+def _check_batch(config: Config) -> None:
+    rollouts = config.train.batch_groups * config.rollout.n_samples
+    cuts = config.train.updates_per_batch
+    if rollouts % cuts:
+        raise ConfigError(
+            f"--train.batch-groups {config.train.batch_groups} x --rollout.n-samples {config.rollout.n_samples} = {rollouts} "
+            f"rollouts do not divide into --train.updates-per-batch {cuts}."
+        )
+    if config.parallel.ranks > rollouts // cuts:
+        raise ConfigError(
+            f"--parallel.ranks {config.parallel.ranks} is more than the {rollouts // cuts} rollouts of one update."
+        )
+
+
+def _check_sources(config: Config) -> None:
+    if config.reward.weights and len(config.reward.weights) != len(config.reward.name):
+        raise ConfigError(
+            f"--reward.weights gives {len(config.reward.weights)} weights for {len(config.reward.name)} reward functions."
+        )
+    if config.env.name is not None and config.reward.name:
+        raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
+    if config.env.opt and config.env.name is None:
+        raise ConfigError("--env.opt needs --env.")
+    _check_only_with_data(config)
+
+
+def _check_only_with_data(config: Config) -> None:
+    set_keys: Sequence[str] = [name for name in config.data.changed() if name != "path"]
+    if config.data.path is None and set_keys:
+        raise ConfigError(f"--data.{set_keys[0].replace('_', '-')} is not used without --data.path.")
+
+
+def _check_engine(config: Config) -> None:
+    engine = config.engine
+    if engine.name not in ("vllm", "scripted"):
+        raise ConfigError(f"--engine {engine.name}: training runs on vllm, or on scripted with --engine.script.")
+    if engine.name == "scripted" and engine.script is None:
+        raise ConfigError("--engine scripted needs --engine.script path.py:function.")
+    if engine.name != "scripted" and engine.script is not None:
+        raise ConfigError(f"--engine.script is not used with --engine {engine.name}.")

@@ -1,0 +1,56 @@
+"""The arithmetic of a run, as it is shown before anything starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..errors import ConfigError
+from .config import Config
+
+TINY_LR, LR = 3e-4, 1e-6
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many batches and updates a run makes. `steps` None = unknown, until the tasks end."""
+
+    steps: int | None
+    rollouts: int
+    updates_per_step: int
+    lr: float
+
+    @property
+    def updates(self) -> int:
+        """Planned optimizer updates: the horizon of the learning rate."""
+        return (self.steps or 1) * self.updates_per_step
+
+
+def make_plan(config: Config, total_tasks: int | None, *, tiny: bool) -> Plan:
+    """Without `train.steps`, one pass over the tasks, the short last batch included. Raises ConfigError without an end."""
+    train = config.train
+    if train.steps is not None:
+        steps: int = train.steps
+    elif total_tasks is None:
+        raise ConfigError("The tasks have no known end: say how many batches to train with --train.steps.")
+    else:
+        steps = math.ceil(total_tasks / train.batch_groups)
+    return Plan(
+        steps=steps,
+        rollouts=train.batch_groups * config.rollout.n_samples,
+        updates_per_step=train.updates_per_batch * train.epochs,
+        lr=config.optim.lr or (TINY_LR if tiny else LR),
+    )
+
+
+def describe(config: Config, plan: Plan, total_tasks: int | None) -> list[str]:
+    """The plan in lines for a person."""
+    train, n = config.train, config.rollout.n_samples
+    tasks = "tasks without a known end" if total_tasks is None else f"{total_tasks} tasks"
+    return [
+        f"{train.batch_groups} groups x {n} samples = {plan.rollouts} rollouts a step, "
+        f"{plan.updates_per_step} update{'s' if plan.updates_per_step > 1 else ''} a step, "
+        f"micro-batches of at most {train.micro_batch_tokens} tokens",
+        f"{plan.steps} steps from {tasks}: {plan.updates} updates, lr {plan.lr:g} ({config.optim.schedule})",
+        f"staleness at most {train.max_staleness}: up to {(train.max_staleness + 1) * train.batch_groups} groups at once",
+    ]

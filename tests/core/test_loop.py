@@ -1,0 +1,236 @@
+"""The loop on a scripted engine and a trainer that only counts: staleness, conservation, records, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from agentrl import Env, GenerationRequest, Limits, MultiTurnExecutor, Renderer, Reply, ScriptedEngine, Task
+from agentrl.checkpoint import Checkpoints, RunState, read_state
+from agentrl.config import Config
+from agentrl.engines.fleet import EngineFleet
+from agentrl.loop import Loop
+from agentrl.report.run_folder import RunFolder
+from agentrl.rollout.dispatcher import Dispatcher, RunStoppedError
+from agentrl.rollout.task_source import TaskSource
+from agentrl.rollout.worker import EpisodePlayer
+from agentrl.training import TrainReport
+from agentrl.trajectory import Row
+
+WORDS = {"<pad>": 0, "<end>": 1, "go": 2, "a": 3, "b": 4}
+
+
+class Guess(Env):
+    """Two turns; the reward of each is 1 for the token `a`."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.turn = 0
+        if self.task.label == "broken":
+            raise ValueError("no such thing")
+        return "go", {}
+
+    def step(self, action: Any) -> Any:
+        self.turn += 1
+        return "go", float(str(action).startswith("a")), self.turn == 2, False, {}
+
+
+class Counting:
+    """A trainer whose weights are the number of batches it was given."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Row]] = []
+        self.log: list[str] = []
+
+    async def train(self, rows: list[Row], step: int) -> TrainReport:
+        await asyncio.sleep(0.002)
+        self.batches.append(rows)
+        return TrainReport(True, {"policy/loss": 0.0}, [np.zeros(len(row), np.float32) for row in rows])
+
+    async def publish(self, version: int) -> int:
+        self.log.append(f"publish {version}")
+        return version
+
+    async def release(self, source: Any) -> None:
+        self.log.append("release")
+
+    async def save(self, folder: Path) -> None:
+        (folder / "weights").write_text(str(len(self.batches)))
+
+    async def load(self, folder: Path) -> None:
+        pass
+
+    async def export(self, folder: Path) -> None:
+        folder.mkdir()
+
+    async def close(self) -> None:
+        pass
+
+
+class Silent:
+    def step(self, record: dict[str, Any]) -> None:
+        pass
+
+    def evaluation(self, record: dict[str, Any]) -> None:
+        pass
+
+
+def reply(request: GenerationRequest) -> Reply:
+    """Depends on the seed alone; the delays make episodes overtake each other."""
+    seed = request.sampling.seed or 0
+    return Reply([3 + seed % 2, 1], [-0.5, -0.1], delay_s=0.001 * (seed % 7))
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(WORDS, "<pad>")), eos_token="<end>")
+    words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return words
+
+
+def make_loop(
+    folder: Path, tasks: list[Task], *, state: RunState | None = None, script: Any = reply, **train: Any
+) -> tuple[Loop, Counting, ScriptedEngine]:
+    state = state or RunState()
+    options = {"batch_groups": 2, "max_staleness": 1} | train
+    config = Config.model_validate(
+        {"train": options, "rollout": {"n_samples": 3, "sampler": "in_order"}, "watchdog": {"fail_after": 20}}
+    )
+    engine = ScriptedEngine(script, state.version)
+    player = EpisodePlayer([engine], Renderer(tokenizer()), MultiTurnExecutor(Guess, "guess"), env="guess")
+    steps = config.train.steps
+    dispatcher = Dispatcher(
+        config,
+        player,
+        TaskSource(tasks, seed=0, shuffle=False),
+        Limits(max_turns=4, max_new_tokens=4, max_len=64),
+        draws=len(tasks) if steps is None else None,
+        wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
+        filter_groups=False,
+        version=state.version,
+        next_draw=state.next_draw,
+        reissue=state.outstanding,
+    )
+    trainer = Counting()
+    loop = Loop(
+        config, dispatcher, trainer, EngineFleet([engine]), None, Checkpoints(folder / "checkpoints", 2),
+        RunFolder(folder), Silent(), steps, state.step, state.version,
+    )  # fmt: skip
+    return loop, trainer, engine
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for path in sorted((folder / "rollouts").glob("*.jsonl")) for line in path.open()]
+
+
+def tasks(n: int, broken: tuple[int, ...] = ()) -> list[Task]:
+    return [Task(id=str(i), label="broken" if i in broken else "fine") for i in range(n)]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+async def test_every_draw_is_trained_once_and_never_too_stale(tmp_path: Path, staleness: int) -> None:
+    loop, trainer, engine = make_loop(tmp_path, tasks(10), max_staleness=staleness)
+    await loop.run()
+    assert [len(rows) for rows in trainer.batches] == [6, 6, 6, 6, 6]
+    trained = Counter(row.rollout_id for rows in trainer.batches for row in rows)
+    assert len(trained) == 30 and set(trained.values()) == {1}
+    for version, rows in enumerate(trainer.batches):
+        assert all(0 <= version - row.oldest_version <= staleness for row in rows)
+    metrics = [json.loads(line) for line in loop.folder.metrics.open()]
+    assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5]
+    assert max(record["staleness/max"] for record in metrics) <= staleness
+    assert engine.version == 5 and loop.version == 5
+
+
+async def test_what_is_trained_is_what_the_engine_sampled(tmp_path: Path) -> None:
+    loop, trainer, engine = make_loop(tmp_path, tasks(4))
+    await loop.run()
+    sampled = {r.request_id: reply(r).token_ids for r in engine.requests}
+    for row in (row for rows in trainer.batches for row in rows):
+        turns = [sampled[f"{row.rollout_id}-{turn}"] for turn in (0, 1)]
+        assert row.token_ids[row.loss_mask].tolist() == [*turns[0], *turns[1]]
+
+
+async def test_a_short_last_batch_is_trained(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(5))
+    await loop.run()
+    assert [len(rows) for rows in trainer.batches] == [6, 6, 3]
+    assert all(record["outcome"] == "trained" for record in records(tmp_path))
+
+
+async def test_a_fixed_number_of_steps_starts_no_group_too_many(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(50), steps=3)
+    await loop.run()
+    assert len(trainer.batches) == 3
+    assert loop.dispatcher.next_draw == 6
+
+
+async def test_failed_groups_are_recorded_and_give_their_place_back(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(8, broken=(1, 5)))
+    await loop.run()
+    outcomes = Counter((record["draw"], record["outcome"]) for record in records(tmp_path))
+    assert {draw for draw, outcome in outcomes if outcome == "failed"} == {1, 5}
+    assert {draw for draw, outcome in outcomes if outcome == "trained"} == {0, 2, 3, 4, 6, 7}
+    assert set(outcomes.values()) == {3}
+    assert [len(rows) for rows in trainer.batches] == [6, 6, 6]
+
+
+async def test_a_run_in_which_everything_fails_stops_and_says_why(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(8, broken=tuple(range(8))))
+    with pytest.raises(RunStoppedError, match="ValueError: no such thing"):
+        await loop.run()
+    assert not trainer.batches
+    await loop.dispatcher.stop()
+
+
+async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path) -> None:
+    whole, trainer, _ = make_loop(tmp_path / "whole", tasks(12), max_staleness=0)
+    await whole.run()
+    first, before, _ = make_loop(tmp_path / "cut", tasks(12), max_staleness=0, steps=3)
+    await first.run()
+    state = read_state(first.checkpoints.find("latest"))
+    assert state == RunState(step=3, version=3, next_draw=6, outstanding=())
+    second, after, engine = make_loop(tmp_path / "cut", tasks(12), state=state, max_staleness=0)
+    await second.restore()
+    await second.run()
+    assert engine.calls[0] == ("pause", "keep")
+    ids = [[row.rollout_id for row in rows] for rows in [*before.batches, *after.batches]]
+    assert ids == [[row.rollout_id for row in rows] for rows in trainer.batches]
+    steps = [json.loads(line)["step"] for line in second.folder.metrics.open()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+async def test_cancelling_finishes_the_step_and_owes_the_rest(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(40))
+    run = asyncio.ensure_future(loop.run())
+    while not trainer.batches:
+        await asyncio.sleep(0.001)
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await loop.dispatcher.stop()
+    assert loop.resumable
+    owed = loop.dispatcher.outstanding()
+    loop.record_unfinished()
+    seen = {record["draw"] for record in records(tmp_path)}
+    assert seen == set(range(loop.dispatcher.next_draw)) and set(owed) <= seen
+
+
+async def test_an_engine_is_never_left_paused(tmp_path: Path) -> None:
+    loop, _, engine = make_loop(tmp_path, tasks(4))
+
+    async def refuse(source: Any, version: int) -> None:
+        raise RuntimeError("no room")
+
+    engine.update_weights = refuse  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no room"):
+        await loop.run()
+    assert engine.calls[-1] == ("resume",)
+    await loop.dispatcher.stop()
