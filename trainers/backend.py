@@ -111,9 +111,8 @@ def _settings(stage: int, max_norm: float, low: bool) -> dict[str, Any]:
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": max_norm if stage else 0.0,  # DeepSpeed's default is not 0
     }
-    if stage:
-        settings["gradient_clipping"] = max_norm
     if low:
         settings |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     return settings

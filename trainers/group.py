@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,7 @@ class RankProcess:
         from .policy_trainer import PolicyTrainer
 
         disable_progress_bar()
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         self._trainer = PolicyTrainer(*arguments, place=Place(rank, ranks, store))
 
     @property
@@ -173,7 +175,7 @@ class TrainerGroup:
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
         """The answers of all ranks; the first failure ends the wait, as the others may wait for the failed one."""
-        calls = [rank.actor.__getattr__(method).remote(*arguments) for rank in self._ranks]
+        calls = [getattr(rank.actor, method).remote(*arguments) for rank in self._ranks]
         return list(await asyncio.gather(*(self._await(i, call) for i, call in enumerate(calls))))
 
     async def _await(self, rank: int, call: Any) -> Any:

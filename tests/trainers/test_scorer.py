@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from agentrl.trainers import scorer as scorer_module
+from agentrl.trainers.models import Policy, load_policy
+from agentrl.trainers.packing import pack, split_packs
+from agentrl.trainers.pixels import PixelCache, load_pictures
+from agentrl.trainers.scorer import TokenScorer
+from PIL import Image as PILImage
+
+from agentrl import DataError, Image, Row
+from agentrl.image_store import ImageStore
+
+from .rollouts import make_row
+
+
+def reference(policy: Policy, row: Row, temperature: float, **pixels: Any) -> torch.Tensor:
+    """Log-probs of the trained tokens by one plain forward pass of the whole model."""
+    ids = torch.from_numpy(row.token_ids).long()
+    logits = policy.model(input_ids=ids[None], **pixels).logits[0].float() / temperature
+    logp = logits.log_softmax(-1)[:-1].gather(-1, ids[1:, None])[:, 0]
+    return logp[torch.from_numpy(row.loss_mask[1:])]
+
+
+def alone(scorer: TokenScorer, policy: Policy, rows: list[Row], pictures: PixelCache | None = None) -> torch.Tensor:
+    return torch.cat([scorer([pack([row], policy, pictures)])[0] for row in rows])
+
+
+@pytest.mark.parametrize("name", ["tied", "untied"])
+def test_packed_text_equals_one_by_one_and_the_plain_model(models: Path, name: str) -> None:
+    policy = load_policy(str(models / name))
+    rows = [make_row(seed, length) for seed, length in enumerate([20, 33, 7, 2])]
+    scorer = TokenScorer(policy, 0.7)
+    together, _ = scorer(split_packs(rows, policy, None))
+    assert policy.packs
+    assert torch.allclose(together, alone(scorer, policy, rows), atol=1e-5)
+    assert torch.allclose(together, torch.cat([reference(policy, row, 0.7) for row in rows]), atol=1e-5)
+
+
+def test_chunks_change_neither_values_nor_gradients(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load_policy(str(models / "tied"))
+    rows = [make_row(seed, 30) for seed in range(3)]
+    results = []
+    for chunk in (scorer_module.CHUNK_LOGITS, 7 * 320):
+        monkeypatch.setattr(scorer_module, "CHUNK_LOGITS", chunk)
+        logp, entropy = TokenScorer(policy, 1.3, entropy_grad=True)(split_packs(rows, policy, None))
+        (logp.sum() + entropy.sum()).backward()
+        results.append((logp.detach(), entropy.detach(), policy.model.model.embed_tokens.weight.grad.clone()))
+        policy.model.zero_grad()
+    for whole, cut in zip(*results, strict=True):
+        assert torch.allclose(whole, cut, atol=1e-4, rtol=1e-5)
+
+
+def picture(seed: int, width: int, height: int) -> Image:
+    pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3)).astype(np.uint8)
+    return Image(PILImage.fromarray(pixels))
+
+
+class Gallery:
+    """Pictures in a store, and how many tokens each is to the vision model."""
+
+    def __init__(self, models: Path, folder: Path) -> None:
+        self.policy = load_policy(str(models / "vision"))
+        self.store = ImageStore(folder)
+        self.cache = load_pictures(str(models / "vision"), self.store)
+        self.processor = self.cache._processor
+
+    def put(self, seed: int, width: int, height: int) -> tuple[str, int]:
+        sha = self.store.put(picture(seed, width, height))
+        grid = self.processor(images=[self.store.get(sha).pil], return_tensors="pt")["image_grid_thw"]
+        return sha, int(grid.prod())
+
+    def row(self, seed: int, *pictures: tuple[str, int], gap: int = 6) -> Row:
+        """Text, picture, sampled text, picture, sampled text, …: one turn a picture."""
+        slots, place = [], gap
+        for sha, count in pictures:
+            slots.append((sha, place, count))
+            place += count + gap
+        assert self.policy.image_id is not None
+        return make_row(seed, place, trained=place - gap, images=tuple(slots), placeholder=self.policy.image_id)
+
+
+@pytest.fixture
+def gallery(models: Path, tmp_path: Path) -> Gallery:
+    return Gallery(models, tmp_path)
+
+
+def test_packed_images_equal_one_by_one_and_the_plain_model(gallery: Gallery) -> None:
+    wide, tall = gallery.put(0, 14 * 8, 14 * 2), gallery.put(1, 14 * 3, 14 * 5)
+    rows = [gallery.row(2, wide, tall), make_row(3, 11), gallery.row(4, tall), gallery.row(5, tall, wide, wide)]
+    policy, scorer = gallery.policy, TokenScorer(gallery.policy, 1.0)
+    together, _ = scorer(split_packs(rows, policy, gallery.cache))
+    assert policy.packs
+    assert torch.allclose(together, alone(scorer, policy, rows, gallery.cache), atol=1e-5)
+    plain = []
+    for row in rows:
+        kinds = torch.from_numpy(row.token_ids == policy.image_id).int()[None]
+        shown = [gallery.store.get(sha).pil for sha, _, _ in row.images]
+        pixels = dict(gallery.processor(images=shown, return_tensors="pt")) if shown else {}
+        plain.append(reference(policy, row, 1.0, mm_token_type_ids=kinds, **pixels))
+    assert torch.allclose(together, torch.cat(plain), atol=1e-5)
+
+
+def test_a_sampled_placeholder_is_a_target_but_claims_no_picture(gallery: Gallery) -> None:
+    row = gallery.row(2, gallery.put(0, 56, 56))
+    row.token_ids[-2] = gallery.policy.image_id
+    packed = pack([row], gallery.policy, gallery.cache)
+    assert packed.labels[-2] == gallery.policy.image_id
+    assert packed.ids[-2] == gallery.policy.stand_in not in gallery.policy.placeholders
+    logp, _ = TokenScorer(gallery.policy, 1.0)([packed])
+    assert bool(logp.isfinite().all())
+
+
+def test_a_wrong_number_of_placeholders_is_an_error(gallery: Gallery) -> None:
+    sha, count = gallery.put(0, 56, 56)
+    with pytest.raises(DataError, match=f"{count - 1} placeholders in a row, but is {count} tokens"):
+        pack([gallery.row(1, (sha, count - 1))], gallery.policy, gallery.cache)
+
+
+def test_the_least_recently_used_pictures_leave_the_cache(gallery: Gallery) -> None:
+    shown = [gallery.put(seed, 56, 56) for seed in range(3)]
+    one = gallery.cache.get(*shown[0])
+    small = PixelCache(gallery.store, gallery.processor, max_bytes=2 * sum(tensor.nbytes for tensor in one.values()))
+    for index in (0, 1, 0, 2):
+        small.get(*shown[index])
+    assert list(small._kept) == [shown[0][0], shown[2][0]]
+
+
+SMALL = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+
+
+def other_model(folder: Path, name: str, **options: Any) -> Policy:
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SMALL, **HEADS, **options)
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+    model.save_pretrained(folder)
+    return load_policy(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "packs", "separate_head"),
+    [
+        ("Llama", {}, True, True),
+        ("Mistral", {"sliding_window": 8}, True, True),
+        ("Gemma2", {"sliding_window": 8, "final_logit_softcapping": 2.0}, False, False),
+        ("Granite", {"logits_scaling": 4.0}, True, False),
+    ],
+)
+def test_other_families(tmp_path: Path, name: str, options: dict[str, Any], packs: bool, separate_head: bool) -> None:
+    policy = other_model(tmp_path, name, **options)
+    rows = [make_row(seed, length) for seed, length in enumerate([20, 33, 7])]
+    logp, _ = TokenScorer(policy, 0.9)(split_packs(rows, policy, None))
+    assert (policy.packs, policy.separate_head) == (packs, separate_head)
+    assert torch.allclose(logp, torch.cat([reference(policy, row, 0.9) for row in rows]), atol=1e-5)
