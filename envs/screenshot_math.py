@@ -39,7 +39,7 @@ class ScreenshotMath(Env):
 
     @classmethod
     def tasks(cls, split: str = "train", **options: Any) -> Sequence[Task]:
-        """`train` or `test`: no two numbers meet in both. The label is the answer, an int."""
+        """`train` or `test`: no numbers stand in the same order in both. The label is the answer, an int."""
         return Tasks(split, resolve(options))
 
     def reset(

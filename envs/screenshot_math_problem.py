@@ -18,7 +18,6 @@ from .screenshot_math_options import Settings
 
 SPLITS = ("train", "test")
 MAX_DRAWS = 2000
-TEST_SHARE = 5
 _EXPRESSION = re.compile(r"\d{1,6}(?:[-+*]\d{1,6}){0,7}")
 _ANSWER = re.compile(r"(?:.*(?:=|answer:?|answer is))?[\s*$]*([-−]?\d{1,12})[\s.*$]*", re.IGNORECASE)
 
@@ -37,12 +36,14 @@ def evaluate(expression: str) -> int:
 
 
 def is_test(operands: Sequence[int]) -> bool:
-    """Whether these numbers are held out: in any order, with any operators. About one set of numbers in five.
+    """Whether numbers in this order are held out, whatever the operators: about one order in five.
 
-    The salt is one for which every answer of the smallest level also has a pair on the training side.
+    At most one direction of the same numbers is, and never numbers that begin and end alike: each answer of the
+    smallest level (0+0 has one way to be written) can so be learned in training.
     """
-    key = ",".join(map(str, sorted(operands)))
-    return zlib.crc32(f"screenshot_math/12/{key}".encode()) % TEST_SHARE == 0
+    code = zlib.crc32(f"screenshot_math/20/{','.join(map(str, sorted(operands)))}".encode())
+    first, last = operands[0], operands[-1]
+    return first != last and code % 5 < 2 and (first < last) == bool(code & 1024)
 
 
 def draw_expression(split: str, index: int, settings: Settings) -> str:

@@ -1,20 +1,135 @@
-"""Supervised warm start of the tiny policies on demonstrations."""
+"""Supervised warm start: imitate a demonstrator that knows, then one that slips.
+
+The first stage runs until held-out tasks are solved, the second until the policy slips as often as wanted. So the
+success rate reinforcement learning starts from is set by the demonstrator, not by the moment training is stopped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.torchvision_ops import ensure_torchvision_imports
 
+from .collate import IGNORED, Collator
+from .demonstrations import CalculatorDemonstrator, Demonstration, Demonstrator, ScreenshotDemonstrator
+
 Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one kind is warm-started.
+
+    Stage one ends when held-out replies are right with mean probability `known`, looked at every `check_every` steps,
+    or after `max_steps`; stage two takes `careless_steps` with replies wrong with probability `slip`. A batch holds
+    `batch` demonstrations of one turn, fewer of longer ones.
+    """
+
+    demonstrator: Callable[[Any], Demonstrator]
+    known: float
+    slip: float
+    max_steps: int
+    careless_steps: int
+    batch: int = 32
+    lr: float = 1e-3
+    weight_decay: float = 1.0
+    check_every: int = 25
+    held_out: int = 24
+
+
+RECIPES = {
+    "tiny-vlm": Recipe(ScreenshotDemonstrator, known=0.9, slip=0.63, max_steps=500, careless_steps=60),
+    "tiny-text": Recipe(
+        CalculatorDemonstrator, known=0.9, slip=0.3, max_steps=800, careless_steps=60, weight_decay=0.1
+    ),
+}
 
 
 def warm_started(
     kind: str, *, seed: int = 0, progress: Progress | None = None, max_steps: int | None = None
 ) -> tuple[Any, Any]:
-    """(model, processor or tokenizer) of a kind."""
+    """(model, processor or tokenizer) of a kind, on one thread; torch's random state and thread count are restored."""
     ensure_torchvision_imports()
     from .models import build
 
-    return build(kind, seed)
+    with _one_thread_own_randomness():
+        model, processor = build(kind, seed)
+        if max_steps != 0:
+            _WarmStart(model, processor, RECIPES[kind], seed, progress or (lambda stage, share: None)).run(max_steps)
+    return model.eval(), processor
+
+
+@contextlib.contextmanager
+def _one_thread_own_randomness() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+class _WarmStart:
+    def __init__(self, model: Any, processor: Any, recipe: Recipe, seed: int, progress: Progress) -> None:
+        import torch
+
+        self.model = model.train()
+        self.recipe = recipe
+        self.rng = random.Random(seed)
+        self.progress = progress
+        self.collate = Collator(processor)
+        self.demonstrator = recipe.demonstrator(processor)
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
+        )
+
+    def run(self, max_steps: int | None) -> None:
+        recipe = self.recipe
+        limit = recipe.max_steps if max_steps is None else min(max_steps, recipe.max_steps)
+        held_out = self.demonstrator.held_out(recipe.held_out)
+        for step in range(limit):
+            self._step(recipe.lr * min(1.0, (step + 1) / 50), slip=0.0)
+            self.progress("learn", (step + 1) / limit)
+            if (step + 1) % recipe.check_every == 0 and self.probability(held_out) >= recipe.known:
+                break
+        careless = recipe.careless_steps if max_steps is None else min(max_steps, recipe.careless_steps)
+        for step in range(careless):
+            self._step(recipe.lr * (1 - step / careless), slip=recipe.slip)
+            self.progress("slip", (step + 1) / careless)
+
+    def probability(self, demonstrations: list[Demonstration]) -> float:
+        """The mean probability of giving exactly these replies."""
+        import torch
+
+        with torch.no_grad():
+            losses = self._token_losses(demonstrations)
+        return float(torch.exp(-losses.sum(dim=1)).mean())
+
+    def _step(self, lr: float, slip: float) -> None:
+        import torch
+
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        weights = self.demonstrator.turn_weights
+        turns = self.rng.choices(range(1, len(weights) + 1), weights)[0]
+        batch = [self.demonstrator.draw(self.rng, turns, slip) for _ in range(self.recipe.batch // turns)]
+        losses = self._token_losses(batch)
+        (losses.sum() / (losses > 0).sum()).backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def _token_losses(self, batch: list[Demonstration]) -> Any:
+        """[B, T - 1]: the negative log-probability of each target token, 0 elsewhere."""
+        from torch.nn.functional import cross_entropy
+
+        inputs, labels = self.collate(batch)
+        logits = self.model(**inputs, use_cache=False).logits[:, :-1]
+        return cross_entropy(logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORED, reduction="none")
