@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from .section import Section
@@ -11,7 +12,7 @@ from .section import Section
 def to_toml(section: Section) -> str:
     """Every option that has a value, section by section."""
     lines: list[str] = []
-    _write(section.model_dump(mode="json"), "", lines)
+    _write(section.model_dump(), "", lines)
     return "\n".join(lines).strip() + "\n"
 
 
@@ -26,6 +27,9 @@ def _write(values: dict[str, Any], prefix: str, lines: list[str]) -> None:
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml(item) for item in value) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    # JSON's strings are TOML's but for DEL, which TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

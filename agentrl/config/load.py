@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import io
+import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,17 +25,32 @@ def parse_command(command: type[S], argv: Sequence[str], *, prog: str, descripti
 
     Raises ConfigError for what the file or a value has wrong; tyro itself reports unknown flags and exits with 2.
     """
+    argv = repeat_flags(argv, repeatable_flags(command))
     path = _flag_value(argv, "--config")
     stored = read_file(path) if path else {}
     default = validated(command, _without_replaced_lists(command, stored, argv), path)
+    said = io.StringIO()
     try:
-        return tyro.cli(command, args=list(argv), default=default, prog=prog, description=description)
-    except ValidationError as error:
-        raise ConfigError(explain(error, command, None)) from error
+        with redirect_stderr(said):
+            return tyro.cli(command, args=argv, default=default, prog=prog, description=description)
+    except SystemExit as leaving:
+        refused = _refused_value(leaving)
+        if refused is not None:
+            raise ConfigError(explain(refused, command, None)) from refused
+        sys.stderr.write(said.getvalue())
+        raise
+
+
+def _refused_value(leaving: BaseException) -> ValidationError | None:
+    """What a section had against its values: tyro shows pydantic's own words for it and exits."""
+    error: BaseException | None = leaving
+    while error is not None and not isinstance(error, ValidationError):
+        error = error.__context__
+    return error
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """A TOML or YAML file as nested dicts. No environment variable is expanded."""
+    """A TOML or YAML file as nested dicts, `-` in keys as `_`. No environment variable is expanded."""
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"--config {path}: there is no such file.")
@@ -45,7 +63,14 @@ def read_file(path: str) -> dict[str, Any]:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"--config {path} must hold sections of options, not a {type(loaded).__name__}.")
-    return loaded
+    return _with_underscores(loaded)
+
+
+def _with_underscores(values: dict[Any, Any]) -> dict[str, Any]:
+    return {
+        str(key).replace("-", "_"): _with_underscores(value) if isinstance(value, dict) else value
+        for key, value in values.items()
+    }
 
 
 def validated(model: type[S], values: dict[str, Any], source: str | None) -> S:
@@ -57,44 +82,82 @@ def validated(model: type[S], values: dict[str, Any], source: str | None) -> S:
 
 
 def explain(error: ValidationError, model: type[BaseModel], source: str | None) -> str:
-    """One line a mistake, in the user's terms."""
+    """One sentence a mistake, in the user's terms. `error` may be of the model or of one of its sections."""
+    prefix = next((name for name, section in sections(model) if section.__name__ == error.title), "")
     lines = []
     for detail in error.errors():
-        path = [str(part) for part in detail["loc"]]
+        path = [*prefix.split("."), *map(str, detail["loc"])] if prefix else [str(part) for part in detail["loc"]]
         name = ".".join(path)
         if detail["type"] == "extra_forbidden":
-            lines.append(f"There is no option {name}.{_nearest(path, model)}")
-        else:
-            lines.append(f"{name} = {detail['input']!r}: {detail['msg']}.")
-    return (f"{source}: " if source else "") + " ".join(lines)
+            lines.append(f"There is no option {name}.{_nearest(name, model)}")
+            continue
+        shown = f"{name} = {detail['input']!r}" if source else f"--{name.replace('_', '-')} {detail['input']}"
+        lines.append(f"{shown}: {detail['msg'].replace('Input should', 'it should')}.")
+    return (f"{source}: " if source else "") + " ".join(dict.fromkeys(lines))
 
 
-def _nearest(path: Sequence[str], model: type[BaseModel]) -> str:
+def _nearest(wanted: str, model: type[BaseModel]) -> str:
+    """Names of the same depth that are near, then options of that very name elsewhere."""
     known = option_names(model)
-    wanted = ".".join(path)
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.6)
-    same_end = [name for name in known if name.rsplit(".", 1)[-1] == path[-1]]
+    peers = [name for name in known if name.count(".") == wanted.count(".")]
+    near = difflib.get_close_matches(wanted, peers, n=2, cutoff=0.6)
+    same_end = [name for name in known if name.rpartition(".")[2] == wanted.rpartition(".")[2]]
     shown = list(dict.fromkeys([*near, *same_end]))[:3]
     return f" Did you mean {' or '.join(shown)}?" if shown else ""
 
 
-def option_names(model: type[BaseModel], prefix: str = "") -> list[str]:
-    """Dotted names of every option and section of a model."""
-    names: list[str] = []
+def sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """(dotted name, model) of every section, nested ones after their parent."""
     for name, field in model.model_fields.items():
-        names.append(prefix + name)
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            names += option_names(field.annotation, f"{prefix}{name}.")
-    return names
+            yield prefix + name, field.annotation
+            yield from sections(field.annotation, f"{prefix}{name}.")
+
+
+def option_names(model: type[BaseModel]) -> list[str]:
+    """Dotted names of every option and section of a model."""
+    return [
+        *model.model_fields,
+        *(f"{name}.{key}" for name, section in sections(model) for key in section.model_fields),
+    ]
+
+
+def repeatable_flags(model: type[BaseModel]) -> set[str]:
+    """The flags that are given once a value, with their short forms."""
+    return {
+        flag
+        for prefix, section in sections(model)
+        for name, field in section.model_fields.items()
+        if tyro.conf.UseAppendAction in field.metadata
+        for flag in _flags(prefix, name)
+    }
+
+
+def repeat_flags(argv: Sequence[str], repeatable: set[str]) -> list[str]:
+    """`--env.opt a=1 b=2` as `--env.opt a=1 --env.opt b=2`, for the flags in `repeatable`."""
+    spread: list[str] = []
+    flag: str | None = None
+    given = False
+    for argument in argv:
+        if argument.startswith("-"):
+            flag = argument if argument.replace("_", "-") in repeatable else None
+            given = False
+        elif flag is not None:
+            spread += [flag] if given else []
+            given = True
+        spread.append(argument)
+    return spread
 
 
 def _flag_value(argv: Sequence[str], flag: str) -> str | None:
-    for i, argument in enumerate(argv):
-        if argument == flag and i + 1 < len(argv):
-            return argv[i + 1]
-        if argument.startswith(flag + "="):
-            return argument.partition("=")[2]
-    return None
+    """The value of a flag's last occurrence, which is the one that counts."""
+    value = None
+    for argument, following in zip(argv, [*argv[1:], None], strict=True):
+        if argument == flag:
+            value = following
+        elif argument.startswith(flag + "="):
+            value = argument.partition("=")[2]
+    return value
 
 
 def _without_replaced_lists(model: type[BaseModel], stored: dict[str, Any], argv: Sequence[str]) -> dict[str, Any]:
