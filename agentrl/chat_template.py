@@ -10,14 +10,14 @@ from typing import Any
 
 import jinja2
 
-from .errors import ConfigError, DataError
+from .errors import ConfigError
 from .messages import Image, Message, message_text
 from .special_text import encodable
 
 PROBE_CALL = {"id": "probe0000", "type": "function", "function": {"name": "probe_name", "arguments": {"a": 1}}}
 
 
-class RefusedError(DataError):
+class RefusedError(Exception):
     """The template will not render these messages."""
 
 

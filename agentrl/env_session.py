@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import queue
+import reprlib
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
 from .errors import AgentRLError, EnvError
-from .registry import is_async_env
+
+CANCELLED_CLOSE_S = 10.0
+"""How long a cancelled episode waits for its env to close; the close itself stays queued."""
+
+
+class CallTimeoutError(Exception):
+    """A call did not return in time. (A TimeoutError is something that user code may raise itself.)"""
+
+
+class CallRaisedError(Exception):
+    """A call raised; the error, of any class, is the `__cause__`."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("".join(traceback.format_exception_only(error)).strip())
+        self.__cause__ = error
 
 
 class EnvThread:
@@ -27,46 +44,89 @@ class EnvThread:
         for call, loop, future in iter(self._calls.get, None):
             try:
                 outcome, error = call(), None
-            except BaseException as raised:  # the caller's future carries it, SystemExit of user code included
-                outcome, error = None, raised
-            if not loop.is_closed():
+            except BaseException as raised:  # the caller is told, of SystemExit in user code too
+                outcome, error = None, CallRaisedError(raised)
+            with contextlib.suppress(RuntimeError):  # the loop that asked is closed
                 loop.call_soon_threadsafe(_settle, future, outcome, error)
 
     def post(self, call: Callable[[], Any]) -> asyncio.Future[Any]:
-        """Queue a call behind the others; the future belongs to the running loop."""
+        """Queue a call behind the others; the future belongs to the running loop and raises CallRaisedError."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
+        future.add_done_callback(_forget)
         self._calls.put((call, loop, future))
         return future
 
     async def run(self, call: Callable[[], Any], timeout_s: float) -> Any:
-        """Raises TimeoutError, and abandons the thread, when the call does not return in time."""
-        try:
-            return await asyncio.wait_for(self.post(call), timeout_s)
-        except TimeoutError:
+        """Raises CallRaisedError, or CallTimeoutError and abandons the thread when the call does not return in time."""
+        future = self.post(call)
+        done, _ = await asyncio.wait({future}, timeout=timeout_s)
+        if not done:
             self.abandoned = True
-            raise
+            raise CallTimeoutError
+        return future.result()
 
     def end(self) -> None:
         """Let the thread finish once its queue is empty."""
         self._calls.put(None)
 
 
-def _settle(future: asyncio.Future[Any], outcome: Any, error: BaseException | None) -> None:
+def _settle(future: asyncio.Future[Any], outcome: Any, error: CallRaisedError | None) -> None:
     if future.done():
         return
     if error is None:
         future.set_result(outcome)
     else:
-        future.set_exception(error if isinstance(error, Exception) else EnvError(f"{type(error).__name__}: {error}"))
+        future.set_exception(error)
+
+
+def _forget(future: asyncio.Future[Any]) -> None:
+    if not future.cancelled():
+        future.exception()
+
+
+async def run_async(start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+    """Await user code on the event loop. Raises CallRaisedError or CallTimeoutError; our own cancellation passes."""
+    try:
+        async with asyncio.timeout(timeout_s) as scope:
+            return await start()
+    except TimeoutError as error:
+        if scope.expired():
+            raise CallTimeoutError from error
+        raise CallRaisedError(error) from error
+    except Exception as error:
+        raise CallRaisedError(error) from error
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        raise CallRaisedError(error) from error
+
+
+def is_cancelled() -> bool:
+    """Whether somebody cancelled the running task: else a CancelledError is user code's own, from a task inside it."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+async def blame_env(what: str, call: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
+    """The fault boundary of user code: what it raises comes out as EnvError, errors of agentrl's classes as they are."""
+    try:
+        return await call
+    except CallTimeoutError as error:
+        raise EnvError(f"{what} took longer than {timeout_s:g} s") from error
+    except CallRaisedError as error:
+        if isinstance(error.__cause__, AgentRLError):
+            raise error.__cause__ from error.__cause__.__cause__
+        raise EnvError(f"{what} raised {error}") from error.__cause__
 
 
 class EnvSession:
     """One env from constructor to close, as an async context manager.
 
-    A sync env lives on a thread of its own: constructor, reset, step and close all run there. Whatever the env raises
-    comes out as EnvError. Leaving the context closes the env at most once, exactly once unless a call never returns;
-    `close_error` holds what close raised, `abandoned` says that a call never came back.
+    A sync env lives on a thread of its own: constructor, reset, step and close all run there. Async methods run on the
+    event loop; the constructor of an async env runs on the thread too, so whatever needs a running loop belongs in reset.
+    Whatever the env raises comes out as EnvError. Leaving the context closes the env at most once, exactly once unless a
+    call never returns; `close_error` holds what close raised, `abandoned` says that a call never came back.
     """
 
     def __init__(self, factory: Callable[[], Any], call_timeout_s: float, name: str = "env") -> None:
@@ -75,94 +135,99 @@ class EnvSession:
         self.name = name
         self._thread: EnvThread | None = None
         self._env: Any = None
-        self._async = False
-        self.close_error: EnvError | None = None
-        self._pending: asyncio.Future[Any] | None = None
+        self.close_error: AgentRLError | None = None
 
     async def __aenter__(self) -> EnvSession:
         self._thread = EnvThread(self.name)
         try:
-            self._env = await self._guard("constructor", self._thread.run(self._make, self._timeout))
+            await self.run("constructor", self._make)
         except BaseException:
-            self._thread.post(self._close_if_made).add_done_callback(_forget)
+            self._thread.post(self._close_here)
             self._thread.end()
             raise
         return self
 
-    def _close_if_made(self) -> None:
-        if self._env is not None and not self._async:
-            self._env.close()
+    def _make(self) -> None:
+        self._env = self._factory()
+        if not (hasattr(self._env, "reset") and hasattr(self._env, "step")):
+            raise EnvError(f"{self.name}: {reprlib.repr(self._env)} is no environment: it has no reset and step")
 
-    def _make(self) -> Any:
-        env = self._factory()
-        self._env = env
-        self._async = is_async_env(env)
-        return env
+    def _close_here(self) -> None:
+        """Close on the env's thread, an `async def close` included, where nobody waits for it."""
+        if hasattr(self._env, "close"):
+            outcome = self._env.close()
+            if inspect.isawaitable(outcome):
+                asyncio.run(_awaited(outcome))
 
     @property
     def abandoned(self) -> bool:
         return self._thread is not None and self._thread.abandoned
 
-    def attribute(self, name: str, default: Any) -> Any:
+    async def run(self, what: str, call: Callable[[], Any], timeout_s: float | None = None) -> Any:
+        """Any call on the env's thread, under the same bound and fault boundary as the env's methods."""
+        assert self._thread is not None
+        timeout = self._timeout if timeout_s is None else timeout_s
+        return await blame_env(f"{self.name}: {what}", self._thread.run(call, timeout), timeout)
+
+    async def attribute(self, name: str, default: Any) -> Any:
         """An attribute of the env, also through gymnasium's wrappers."""
-        env = self._env
-        if hasattr(env, "get_wrapper_attr"):
-            return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else default
-        return getattr(env, name) if hasattr(env, name) else default
+        return await self.run(name, lambda: _attribute(self._env, name, default))
 
     async def reset(self, seed: int, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """-> (observation, info), its shape checked."""
         result = await self._call("reset", seed=seed, options=options)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
-            raise EnvError(f"{self.name}.reset must return (observation, info dict), got {_shown(result)}")
+            raise EnvError(f"{self.name}.reset must return (observation, info dict), got {reprlib.repr(result)}")
         return result
 
-    async def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    async def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """-> (observation, reward, terminated, truncated, info), its shape checked."""
         result = await self._call("step", action)
         if not (isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], dict)):
             raise EnvError(
-                f"{self.name}.step must return (observation, reward, terminated, truncated, info dict), got {_shown(result)}"
+                f"{self.name}.step must return (observation, reward, terminated, truncated, info dict), "
+                f"got {reprlib.repr(result)}"
             )
         return result
 
-    async def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        assert self._thread is not None
-        bound = getattr(self._env, method)
-        if self._async and inspect.iscoroutinefunction(inspect.unwrap(bound)):
-            return await self._guard(method, asyncio.wait_for(bound(*args, **kwargs), self._timeout))
-        return await self._guard(method, self._thread.run(lambda: bound(*args, **kwargs), self._timeout))
+    async def _call(self, method: str, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> Any:
+        """Async methods on the event loop, sync ones on the thread; what a sync one returns to await is awaited."""
+        timeout = self._timeout if timeout_s is None else timeout_s
+        if not self._is_coroutine(method):
+            outcome = await self.run(method, lambda: getattr(self._env, method)(*args, **kwargs), timeout)
+            if not inspect.isawaitable(outcome):
+                return outcome
+            coming = run_async(lambda: outcome, timeout)
+        else:
+            coming = run_async(lambda: getattr(self._env, method)(*args, **kwargs), timeout)
+        return await blame_env(f"{self.name}: {method}", coming, timeout)
 
-    async def _guard(self, what: str, call: Any) -> Any:
-        """The fault boundary of user code: every error becomes EnvError with its cause, cancellation passes."""
-        try:
-            return await call
-        except TimeoutError as error:
-            raise EnvError(f"{self.name}: {what} took longer than {self._timeout:g} s") from error
-        except AgentRLError:
-            raise
-        except Exception as error:
-            raise EnvError(f"{self.name}: {what} raised {type(error).__name__}: {error}") from error
+    def _is_coroutine(self, method: str) -> bool:
+        return inspect.iscoroutinefunction(inspect.unwrap(getattr(self._env, method)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._thread is not None
+        cancelled = kind is not None and not issubclass(kind, Exception)
         try:
-            if self._thread.abandoned:
-                self._thread.post(self._env.close).add_done_callback(_forget)
+            if not hasattr(self._env, "close"):
+                return
+            if self._thread.abandoned and not self._is_coroutine("close"):
+                self._thread.post(self._close_here)
             else:
-                await self._call("close")
-        except EnvError as raised:
+                await self._call("close", timeout_s=min(self._timeout, CANCELLED_CLOSE_S) if cancelled else None)
+        except AgentRLError as raised:
             self.close_error = raised
         finally:
             self._thread.end()
 
 
-def _forget(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()
+def _attribute(env: Any, name: str, default: Any) -> Any:
+    if hasattr(env, "get_wrapper_attr"):
+        return env.get_wrapper_attr(name) if env.has_wrapper_attr(name) else default
+    return getattr(env, name) if hasattr(env, name) else default
 
 
-def _shown(value: Any) -> str:
-    return repr(value)[:120]
+async def _awaited(outcome: Awaitable[Any]) -> Any:
+    return await outcome

@@ -42,9 +42,12 @@ class DataError(AgentRLError):
 
 
 def error_class(error: BaseException) -> str:
-    """The metric key of an error: its class name, `InfrastructureError` for lost processes and connections."""
+    """The metric key of an error: the name of its class, or of the class here that something else was mixed into (Ray
+    does that to what an actor raised); `InfrastructureError` for lost processes and connections, `EnvError` for the rest.
+    """
     if isinstance(error, AgentRLError):
-        return type(error).__name__
+        kinds = [kind.__name__ for kind in type(error).__mro__ if issubclass(kind, AgentRLError)]
+        return next(name for name in kinds if name.isidentifier())
     if isinstance(error, ConnectionError | TimeoutError):
         return InfrastructureError.__name__
     return EnvError.__name__

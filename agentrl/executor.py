@@ -5,16 +5,18 @@ One executor object drives many episodes at once, in a rollout worker process, n
 
 from __future__ import annotations
 
+import asyncio
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .engine import Engine, Generation, GenerationRequest, Limits, Sampling, Span
 from .env import Task
-from .errors import AgentError, AgentRLError, ConfigError, EngineError
+from .env_session import is_cancelled
+from .errors import AgentError, AgentRLError, ConfigError, EngineError, EnvError, InfrastructureError, error_class
 from .image_store import ImageStore
-from .messages import Image
+from .messages import Image, ToolCall
 from .renderer import Renderer
 from .seeds import derive
 from .trajectory import Trajectory
@@ -25,7 +27,8 @@ class RolloutContext:
     """Everything one episode may use. `seed` is the base of its sampling seeds, `env_seed` goes to `Env.reset`.
 
     `trajectory` is the one record of the episode; an executor fills it and returns it. `training` = sampling options that
-    change the distribution are refused; `draw_task` = the env draws its own task by the seed.
+    change the distribution are refused; `draw_task` = the env draws its own task by the seed; `waiting_for` = the calls
+    that the engine has not answered yet.
     """
 
     engine: Engine
@@ -43,12 +46,20 @@ class RolloutContext:
     training: bool = True
     draw_task: bool = False
     trajectory: Trajectory | None = None
+    waiting_for: list[str] = field(default_factory=list)
     _turn: int = 0
+    _sampled: int = 0
 
     def begin(self, task: Task) -> Trajectory:
         """The episode's trajectory; it survives as far as it got when the executor fails."""
         self.trajectory = Trajectory(task, self.rollout_id, self.group_id, self.env)
         return self.trajectory
+
+    def budget(self, length: int, asked: int | None = None) -> int:
+        """Tokens that the next turn may sample after a context of `length` tokens; at or below 0 the episode is over."""
+        limits = self.limits
+        wanted = limits.max_new_tokens if asked is None else min(asked, limits.max_new_tokens)
+        return min(wanted, limits.max_len - length, limits.total_tokens - self._sampled)
 
     async def generate(
         self,
@@ -57,25 +68,49 @@ class RolloutContext:
         images: Sequence[Image] = (),
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
+        sampling: Sampling | None = None,
     ) -> Generation:
-        """Sample one turn. Every call has a seed of its own. Raises EngineError when the engine aborted it.
+        """Sample one turn, within the episode's limits. Every call has a seed of its own.
 
-        A sampled image placeholder ends the sample there, with finish_reason "placeholder".
+        `sampling` stands in for the episode's own. A sampled image placeholder ends the sample there, with finish_reason
+        "placeholder". Raises EngineError when the engine aborted or failed it, AgentError when the limits leave no token.
         """
-        budget = self.limits.max_new_tokens if max_new_tokens is None else max_new_tokens
+        budget = self.budget(len(token_ids), max_new_tokens)
+        if budget <= 0:
+            raise AgentError(f"{self.rollout_id}: the limits leave no token to sample after {len(token_ids)} tokens")
+        sampling = sampling or self.sampling
         sampling = replace(
-            self.sampling,
-            max_new_tokens=min(budget, self.limits.max_new_tokens),
-            stop=self.sampling.stop if stop is None else tuple(stop),
+            sampling,
+            max_new_tokens=budget,
+            stop=sampling.stop if stop is None else tuple(stop),
             seed=derive(self.seed, self._turn),
         )
         request_id = f"{self.rollout_id or 'rollout'}-{self._turn}"
         self._turn += 1
-        request = GenerationRequest(tuple(token_ids), sampling, tuple(images), request_id, self.group_id)
-        generation = await self.engine.generate(request)
+        request = GenerationRequest(tuple(token_ids), sampling, tuple(images), request_id, self.rollout_id)
+        generation = await self._engine_call(request_id, self.engine.generate(request))
+        self._sampled += len(generation.token_ids)
         if generation.finish_reason == "abort":
             raise EngineError(f"the engine aborted {request_id}")
+        if (fault := generation.fault()) is not None:
+            raise EngineError(f"the engine's answer to {request_id} does not fit together: {fault}")
         return cut_at_placeholder(generation, self.renderer.placeholder_ids)
+
+    async def parse(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[ToolCall]]:
+        """(content, tool calls) of what the model wrote, special tokens kept. Raises EngineError."""
+        return await self._engine_call(f"{self.rollout_id}: parsing", self.engine.parse(text, tools))
+
+    async def _engine_call(self, what: str, call: Awaitable[Any]) -> Any:
+        """The fault boundary of the engine; `waiting_for` names the call while it runs."""
+        self.waiting_for.append(what)
+        try:
+            return await call
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise EngineError(f"{what}: the engine raised {type(error).__name__}: {error}") from error
+        finally:
+            self.waiting_for.remove(what)
 
     def keep_images(self, images: Sequence[Image]) -> None:
         """Put the pictures of an observation into the run's store, so that the trainer finds them by hash."""
@@ -107,32 +142,49 @@ class AgentExecutorBase:
 async def play(executor: AgentExecutorBase, task: Task, ctx: RolloutContext) -> Trajectory:
     """One episode, failures included: the fault boundary of an episode.
 
-    What the executor raises ends up as `trajectory.error`, with the trajectory as far as it got; errors of no class of
-    ours become AgentError. ConfigError and cancellation pass.
+    What the executor raises, and an episode over its time, end up as `trajectory.error`, with the trajectory as far as it
+    got; errors of no class of ours become AgentError. ConfigError and cancellation pass.
     """
     ctx.begin(task)
+    bound = ctx.limits.episode_timeout_s
     try:
-        return await executor.execute(task, ctx)
+        async with asyncio.timeout(bound) as scope:
+            trajectory = await executor.execute(task, ctx)
+        if isinstance(trajectory, Trajectory):
+            return trajectory
+        failure: AgentRLError = AgentError(f"{type(executor).__name__}.execute must return a Trajectory")
     except ConfigError:
         raise
     except AgentRLError as error:
-        failure: AgentRLError = error
+        failure = error
     except (ConnectionError, TimeoutError) as error:
-        failure = EngineError(f"{type(error).__name__}: {error}")
+        failure = _over_time(ctx, bound) if scope.expired() else InfrastructureError(f"{type(error).__name__}: {error}")
         failure.__cause__ = error
     except Exception as error:
         failure = AgentError(f"{type(executor).__name__} raised {type(error).__name__}: {error}")
+        failure.__cause__ = error
+    except asyncio.CancelledError as error:
+        if is_cancelled():
+            raise
+        failure = AgentError(f"{type(executor).__name__} let a cancellation of its own escape")
         failure.__cause__ = error
     assert ctx.trajectory is not None
     ctx.trajectory.error = failure
     return ctx.trajectory
 
 
+def _over_time(ctx: RolloutContext, bound: float) -> AgentRLError:
+    """Who is to blame when the episode's time is up: the engine if it owes an answer."""
+    if ctx.waiting_for:
+        return EngineError(f"no answer to {', '.join(ctx.waiting_for)} when the episode's {bound:g} s were over")
+    return EnvError(f"the episode took longer than rollout.episode_timeout_s = {bound:g} s")
+
+
 def describe_error(error: BaseException) -> dict[str, Any]:
     """An error as plain values for records and logs: class, message, retryable, traceback."""
     retryable = error.retryable if isinstance(error, AgentRLError) else False
     return {
-        "class": type(error).__name__,
+        "class": error_class(error),
         "message": str(error),
         "retryable": retryable,
         "traceback": "".join(traceback.format_exception(error)),
@@ -151,15 +203,18 @@ async def run_episode(
 ) -> Trajectory:
     """Play one episode here and now, without Ray: an Env class, a factory, an env object, or an executor.
 
-    Without a task the env draws one by the seed. A failed episode comes back with `error` set.
+    Without a task the env draws one by the seed. A turn samples at most the smaller of the two `max_new_tokens`. A failed
+    episode comes back with `error` set.
     """
     renderer = tokenizer_or_processor
     if not isinstance(renderer, Renderer):
         renderer = Renderer(tokenizer_or_processor)
     executor = as_executor(env_or_executor)
-    limits = limits or Limits()
+    if limits is None:
+        limits = Limits() if sampling is None else Limits(max_new_tokens=sampling.max_new_tokens)
+    elif sampling is not None:
+        limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, sampling.max_new_tokens))
     sampling = sampling or Sampling(max_new_tokens=limits.max_new_tokens)
-    limits = replace(limits, max_new_tokens=sampling.max_new_tokens)
     ctx = RolloutContext(
         engine, renderer, sampling, limits, seed, env_seed=seed, rollout_id=f"episode-{seed}", draw_task=task is None
     )
@@ -167,10 +222,12 @@ async def run_episode(
 
 
 def as_executor(env_or_executor: Any) -> AgentExecutorBase:
-    """An executor as it is; an env class, factory or object in a MultiTurnExecutor."""
+    """An executor as it is or from its class; an env class, factory or object in a MultiTurnExecutor."""
     from .multi_turn import MultiTurnExecutor
 
     if isinstance(env_or_executor, AgentExecutorBase):
         return env_or_executor
+    if isinstance(env_or_executor, type) and issubclass(env_or_executor, AgentExecutorBase):
+        return env_or_executor()
     factory: Callable[[], Any] = env_or_executor if callable(env_or_executor) else lambda: env_or_executor
     return MultiTurnExecutor(factory)

@@ -14,12 +14,17 @@ from typing import Any
 
 from .chat_template import ChatTemplate, RefusedError
 from .engine import Generation
+from .errors import DataError
 from .image_expansion import ImageExpander
-from .messages import Image, Message, as_message, message_images, message_text
-from .special_text import SpecialText
+from .messages import Image, Message, as_message, message_images
+from .special_text import MARK, PROBE, SpecialText
 from .trajectory import ImageSlot
 
-MARKER = "\ue010assistant\ue011"
+MARKER = f"{MARK}assistant{MARK}"
+SAID: Message = {"role": "assistant", "content": MARKER}
+"""The assistant's turn with the marker for its content."""
+EARLIER: tuple[Message, ...] = ({"role": "assistant", "content": "z"}, {"role": "user", "content": "w"})
+"""What stands between the first user message and `SAID` in a history of two turns."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class Prompt:
     messages: tuple[Message, ...] = field(default=(), repr=False)
     tools: tuple[dict[str, Any], ...] = field(default=(), repr=False)
     text: str = field(default="", repr=False)
+    """What was rendered and sampled so far; kept up for `history="branch"` alone."""
     kept: int = 0
     branched: bool = False
     escaped: int = 0
@@ -65,48 +71,49 @@ class Renderer:
         self.tokenizer = self.template.tokenizer
         self.history = history
         self._expander = ImageExpander(tokenizer_or_processor)
-        self._special = SpecialText(self.tokenizer)
-        self._stable = self.template.literal or self._same_delta_after_one_and_two_turns()
+        self._special = SpecialText(self.tokenizer, self._expander.placeholders)
+        self._shown: set[tuple[bool, tuple[str, ...]]] = set()
+        self._user_delta = None if self.template.literal else self._same_delta_after_one_and_two_turns()
         self.stop_ids = tuple(sorted({*stop_ids, *self._own_stop_ids()}))
 
     # ------------------------------------------------------------------ the public three
 
     def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> Prompt:
-        """The first prompt of a conversation, ready for the assistant."""
+        """The first prompt of a conversation, ready for the assistant. Raises DataError when the template refuses it."""
         messages = [as_message(message) for message in messages]
-        safe, escaped = self._special.escape(messages) if not self.template.literal else (messages, 0)
-        text = self.template.render(safe, tools)
-        ids = self.template.first_ids(text) if self.template.literal else self._encode(text)
-        base = Prompt((), messages=tuple(messages), tools=tuple(tools), text=text, escaped=escaped)
+        safe, escaped = self._escape(messages)
+        safe_tools, escaped_tools = self._escape(tools)
+        try:
+            text = self.template.render(safe, safe_tools)
+        except RefusedError as error:
+            raise DataError(str(error)) from error
+        ids = self.template.first_ids(text) if self.template.literal else self._special.encode(text)
+        base = Prompt((), messages=tuple(messages), tools=tuple(tools), text=text, escaped=escaped + escaped_tools)
         return self._with_images(base, ids, message_images(messages))
 
     def extend(self, prompt: Prompt, generation: Generation, messages: Sequence[Message]) -> Prompt:
         """prompt + the sampled ids + the delta of `messages`.
 
         `messages` may begin with the assistant message that the sample was parsed into (with its `tool_calls`); the rest
-        is what the environment said. All of it is one delta.
+        is what the environment said. All of it is one delta. Raises DataError when the template refuses them altogether.
         """
         reply, new = self._split(generation, [as_message(message) for message in messages])
         history = (*prompt.messages, reply, *new)
-        safe, escaped = self._special.escape(new) if not self.template.literal else (new, 0)
+        safe, escaped = self._escape(new)
         delta = self._delta(prompt, generation, reply, safe)
         if delta is None:
-            branch = self.start(history, prompt.tools)
-            return replace(branch, branched=True)
-        ids = self._encode(delta) if not self.template.literal else self.template.later_ids(delta)
+            return replace(self.start(history, prompt.tools), branched=True, escaped=escaped)
         sampled = tuple(generation.token_ids)
-        if sampled and ids and sampled[-1] == ids[0] and ids[0] in self.stop_ids:
-            ids = ids[1:]
         base = replace(
             prompt,
             token_ids=prompt.token_ids + sampled,
             messages=history,
-            text=prompt.text + self.tokenizer.decode(sampled) + delta,
+            text=self._said_so_far(prompt, generation) + delta if self.history == "branch" else "",
             kept=len(prompt.token_ids) + len(sampled),
             branched=False,
             escaped=escaped,
         )
-        return self._with_images(base, ids, message_images(new))
+        return self._with_images(base, self._delta_ids(sampled, delta), message_images(new))
 
     def text(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of sampled ids; special tokens (and a stop id's text) are left out unless asked for."""
@@ -136,73 +143,128 @@ class Renderer:
         """The text after the assistant's turn up to the next generation; None = the template demands a branch."""
         if self.template.literal:
             return self.template.render(new, ())
-        if not self._stable:
-            return None
         if self.history == "branch":
             return self._delta_by_prefix(prompt, generation, reply, new)
-        try:
-            text = self._after_marker([_marked(reply, calls=False), *new], prompt.tools)
-        except RefusedError:
-            text = self._after_call(reply, new, prompt.tools)
+        if self._user_delta is None or not self._shows(generation, reply, new):
+            return None
+        tools, _ = self._escape(prompt.tools)
+        text = self._turn(generation, reply, new, tools)
         return text if text is not None and all(_occurs(message, text) for message in new) else None
 
-    def _after_marker(self, turn: list[Message], tools: Sequence[dict[str, Any]]) -> str | None:
-        text = self.template.render([{"role": "user", "content": "x"}, *turn], tools)
+    def _shows(self, generation: Generation, reply: Message, new: list[Message]) -> bool:
+        """Whether the template shows what messages of these roles say, and alike after one and two turns.
+
+        A yes holds for this sequence of roles from then on. (A short text would occur by chance.)
+        """
+        shape = (bool(reply.get("tool_calls")), tuple(message["role"] for message in new))
+        if shape in self._shown:
+            return True
+        probes = [{**message, "content": f"{PROBE}{i}{PROBE}"} for i, message in enumerate(new)]
+        one = self._turn(generation, reply, probes, [])
+        two = self._turn(generation, reply, probes, [], before=EARLIER)
+        if one is None or one != two or not all(probe["content"] in one for probe in probes):
+            return False
+        self._shown.add(shape)
+        return True
+
+    def _turn(
+        self,
+        generation: Generation,
+        reply: Message,
+        new: list[Message],
+        tools: list[Any],
+        before: Sequence[Message] = (),
+    ) -> str | None:
+        try:
+            return self._after_marker([*before, SAID, *new], tools)
+        except RefusedError:
+            return self._after_call(generation, reply, new, tools, before)
+
+    def _after_marker(self, turn: list[Message], tools: Sequence[dict[str, Any]], *, reply: bool = True) -> str | None:
+        text = self.template.render([{"role": "user", "content": "x"}, *turn], tools, reply=reply)
         return text.partition(MARKER)[2] if text.count(MARKER) == 1 else None
 
-    def _after_call(self, reply: Message, new: list[Message], tools: Sequence[dict[str, Any]]) -> str | None:
-        """For templates that take a tool message only after its call: the marker is in the last argument, and what closes
-        the call is part of what was sampled, so the delta starts at the first end-of-turn token after it.
+    def _after_call(
+        self, generation: Generation, reply: Message, new: list[Message], tools: list[Any], before: Sequence[Message]
+    ) -> str | None:
+        """For templates that take a tool message only after its call: the marker is in the last argument. What closes the
+        call was sampled, so the delta starts where the text has the special token that ended the sample, else any.
         """
         if not reply.get("tool_calls"):
             return None
         try:
-            text = self._after_marker([_marked(reply, calls=True), *new], tools)
+            text = self._after_marker([*before, _with_marked_call(reply), *new], tools)
         except RefusedError:
             return None
-        start = self._special.first_in(text) if text is not None else None
-        return None if text is None or start is None else text[start:]
+        if text is None:
+            return None
+        ending = self._ending(generation)
+        start = text.find(ending) if ending and ending in text else self._special.first_in(text)
+        return None if start is None else text[start:]
+
+    def _ending(self, generation: Generation) -> str:
+        """The text of the special token or stop id at the sample's end; '' when it ends with neither."""
+        last = tuple(generation.token_ids[-1:])
+        return self.text(last, special=True) if self._ends_turns(last) else ""
+
+    def _ends_turns(self, ids: Sequence[int]) -> bool:
+        return any(i in self._special.ids or i in self.stop_ids for i in ids)
 
     def _delta_by_prefix(
         self, prompt: Prompt, generation: Generation, reply: Message, new: list[Message]
     ) -> str | None:
         """What follows prompt and sample in a whole rendering, if the template left both as they were."""
-        safe, _ = self._special.escape([*prompt.messages, reply])
-        whole = self.template.render([*safe, *new], prompt.tools)
-        so_far = prompt.text + self.text(generation.token_ids)
-        if not whole.startswith(so_far):
+        safe, _ = self._escape([*prompt.messages, reply])
+        tools, _ = self._escape(prompt.tools)
+        try:
+            whole = self.template.render([*safe, *new], tools)
+        except RefusedError:
             return None
-        return whole[len(so_far) :]
+        so_far = self._said_so_far(prompt, generation)
+        return whole[len(so_far) :] if whole.startswith(so_far) else None
 
-    def _same_delta_after_one_and_two_turns(self) -> bool:
-        marked = {"role": "assistant", "content": MARKER}
-        before = [{"role": "user", "content": "w"}, {"role": "assistant", "content": "z"}]
+    def _said_so_far(self, prompt: Prompt, generation: Generation) -> str:
+        """The text of prompt and sample, without the token that ended the sample: the template prints its own."""
+        ending = self._ending(generation)
+        return prompt.text + self.text(generation.token_ids, special=True).removesuffix(ending)
+
+    def _same_delta_after_one_and_two_turns(self) -> str | None:
+        """The delta of a user message, None where it depends on what came before."""
         new = {"role": "user", "content": "y"}
         try:
-            one = self._after_marker([marked, new], ())
-            two = self._after_marker([*before[1:], before[0], marked, new], ())
+            one = self._after_marker([SAID, new], ())
+            two = self._after_marker([*EARLIER, SAID, new], ())
         except RefusedError:
-            return False
-        return one is not None and one == two
+            return None
+        return one if one == two else None
 
     def _own_stop_ids(self) -> set[int]:
+        """End of sequence, and the special token that the template prints after the last assistant turn; where it prints
+        none there, the one that begins what follows a turn.
+        """
         eos = self.tokenizer.eos_token_id
-        stops = {eos} if eos is not None else set()
-        if not self.template.literal and self._stable:
-            delta = self._after_marker([{"role": "assistant", "content": MARKER}, {"role": "user", "content": "y"}], ())
-            first = self._encode(delta or "")[:1]
-            stops.update(i for i in first if i in self._special.ids)
-        return stops
+        stops = {int(eos)} if eos is not None else set()
+        if self._user_delta is None:
+            return stops
+        try:
+            closing = self._after_marker([SAID], (), reply=False)
+        except RefusedError:
+            closing = None
+        first = self._special.encode((closing or "").strip() or self._user_delta)[:1]
+        return stops | self._special.ids.intersection(first)
 
     # ------------------------------------------------------------------ ids and images
 
-    def _encode(self, text: str) -> tuple[int, ...]:
-        return self._special.encode(text)
+    def _escape(self, said: Sequence[Any]) -> tuple[list[Any], int]:
+        return (list(said), 0) if self.template.literal else self._special.escape(said)
+
+    def _delta_ids(self, sampled: tuple[int, ...], delta: str) -> tuple[int, ...]:
+        """Ids of the delta, without the token that ends the turn where the sample ended with it."""
+        ids = self.template.later_ids(delta) if self.template.literal else self._special.encode(delta)
+        return ids[1:] if ids[:1] == sampled[-1:] and self._ends_turns(ids[:1]) else ids
 
     def _with_images(self, base: Prompt, ids: tuple[int, ...], images: list[Image]) -> Prompt:
         """`base` continued by `ids`, each image's single placeholder replaced by its expansion."""
-        if not images:
-            return replace(base, token_ids=base.token_ids + ids)
         expanded, slots = self._expander.expand(ids, images)
         offset = len(base.token_ids)
         moved = tuple((sha, offset + start, count) for sha, start, count in slots)
@@ -214,24 +276,26 @@ class Renderer:
         )
 
 
-def _marked(reply: Message, *, calls: bool) -> Message:
-    """The assistant's turn with the marker for its content, or for the last argument of its last call."""
-    if not calls:
-        return {"role": "assistant", "content": MARKER}
+def _with_marked_call(reply: Message) -> Message:
+    """The assistant's turn with the marker for the last argument of its last call."""
     *first, last = reply["tool_calls"]
-    function = last["function"]
+    function = last.get("function", last)
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = {}
-    keys = list(arguments) if isinstance(arguments, dict) and arguments else ["x"]
-    marked = {**(arguments if isinstance(arguments, dict) else {}), keys[-1]: MARKER}
-    return {**reply, "tool_calls": [*first, {**last, "function": {**function, "arguments": marked}}]}
+    given = arguments if isinstance(arguments, dict) and arguments else {"x": ""}
+    marked = {**function, "arguments": {**given, list(given)[-1]: MARKER}}
+    return {**reply, "tool_calls": [*first, {**last, "function": marked} if "function" in last else marked]}
 
 
 def _occurs(message: Message, text: str) -> bool:
     """Whether the template shows what the message says, as it is or as a JSON string."""
-    said = message_text(message).strip()
-    return any(form in text for form in (said, json.dumps(said, ensure_ascii=False)[1:-1], json.dumps(said)[1:-1]))
+    content = message.get("content") or ""
+    said = [part.strip() for part in ([content] if isinstance(content, str) else content) if isinstance(part, str)]
+    return all(
+        any(form in text for form in (part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]))
+        for part in said
+    )

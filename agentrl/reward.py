@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ConfigError, EnvError
+from .step_info import finite
 
 OFFERED = ("prompt", "completion", "label", "row", "images", "task")
 
@@ -23,29 +23,29 @@ class Verdict:
 
 
 def read_verdict(result: Any) -> Verdict:
-    """A float, None, or {"reward", "score"?, "metrics"?}; NaN and inf are no verdict. Raises EnvError for anything else."""
-    if isinstance(result, Mapping):
-        return Verdict(_finite(result.get("reward")), _finite(result.get("score")), dict(result.get("metrics") or {}))
-    return Verdict(_finite(result))
+    """A number, None, or {"reward", "score"?, "metrics"?}; NaN and inf are no verdict. Raises EnvError for anything else."""
+    if not isinstance(result, Mapping):
+        return Verdict(_verdict("a reward", result))
+    if "reward" not in result or result.keys() - {"reward", "score", "metrics"}:
+        raise EnvError(f"a reward's dict must have 'reward' and may have 'score', 'metrics'; got {sorted(result)}")
+    metrics = result.get("metrics") or {}
+    numbers = {str(key): finite(f"metric {key}", value) for key, value in metrics.items()}
+    return Verdict(
+        _verdict("a reward", result["reward"]),
+        _verdict("a score", result.get("score")),
+        {key: number for key, number in numbers.items() if number is not None},
+    )
 
 
-def _finite(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        raise EnvError(f"a reward must be a number, None or a dict, not the string {value[:80]!r}")
-    try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
-        raise EnvError(f"a reward must be a number, None or a dict, not {repr(value)[:80]}") from error
-    return number if math.isfinite(number) else None
+def _verdict(what: str, value: Any) -> float | None:
+    return None if value is None else finite(what, value)
 
 
 def check_reward(function: Callable[..., Any], name: str) -> None:
     """Raises ConfigError when a reward function asks for something it cannot be given."""
     for parameter in inspect.signature(function).parameters.values():
-        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
-        if required and parameter.name not in OFFERED:
+        open_ended = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if parameter.default is parameter.empty and not open_ended and parameter.name not in OFFERED:
             raise ConfigError(
                 f"--reward {name} wants {parameter.name!r}; a reward function is given {', '.join(OFFERED)} by name."
             )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .env import Task
-from .env_session import EnvThread
-from .errors import AgentRLError, EnvError
+from .env_session import EnvThread, blame_env, run_async
+from .errors import ConfigError, EnvError
 from .executor import AgentExecutorBase, RolloutContext
 from .messages import Image, Message, normalize
 from .registry import accepted_options
@@ -29,6 +30,8 @@ class SingleTurnExecutor(AgentExecutorBase):
     def __init__(self, reward: Reward | Sequence[Reward], weights: Sequence[float] = ()) -> None:
         self.rewards = list(reward) if isinstance(reward, Sequence) else [reward]
         self.weights = list(weights) or [1.0] * len(self.rewards)
+        if len(self.weights) != len(self.rewards):
+            raise ConfigError(f"--reward.weights: {len(self.weights)} weights for {len(self.rewards)} rewards.")
         for function in self.rewards:
             check_reward(function, _name(function))
 
@@ -38,7 +41,9 @@ class SingleTurnExecutor(AgentExecutorBase):
         prompt = ctx.renderer.start(messages)
         ctx.keep_images(prompt.images)
         record.messages += messages
-        budget = min(ctx.limits.max_new_tokens, ctx.limits.max_len - len(prompt), ctx.limits.total_tokens)
+        if prompt.escaped:
+            record.metrics["renderer/special_strings"] = float(prompt.escaped)
+        budget = ctx.budget(len(prompt))
         if budget <= 0:
             raise EnvError(
                 f"task {task.id}: the prompt has {len(prompt)} tokens, rollout.max_len is {ctx.limits.max_len}"
@@ -49,12 +54,15 @@ class SingleTurnExecutor(AgentExecutorBase):
         record.messages.append({"role": "assistant", "content": completion})
         record.finish_reason = generation.finish_reason
         record.truncated = generation.finish_reason == "length"
-        verdict = await self._judge(task, completion, ctx)
+        if generation.finish_reason == "placeholder":
+            record.metrics["renderer/placeholder"] = 1.0
+            return record
+        verdict = await self._judge(task, completion, ctx, record)
         node.reward, record.score = verdict.reward, verdict.score
         record.metrics.update(verdict.metrics)
         return record
 
-    async def _judge(self, task: Task, completion: str, ctx: RolloutContext) -> Verdict:
+    async def _judge(self, task: Task, completion: str, ctx: RolloutContext, record: Trajectory) -> Verdict:
         offered = {
             "prompt": task.prompt,
             "completion": completion,
@@ -63,28 +71,45 @@ class SingleTurnExecutor(AgentExecutorBase):
             "images": task.images,
             "task": task,
         }
+        calls = [_Ask(function, accepted_options(function, offered)) for function in self.rewards]
         timeout = ctx.limits.call_timeout_s
-        verdicts = await asyncio.gather(*(_ask(function, offered, timeout) for function in self.rewards))
-        return combine(verdicts, self.weights)
+        answers = await asyncio.gather(*(call.verdict(timeout) for call in calls), return_exceptions=True)
+        abandoned = sum(call.abandoned for call in calls)
+        if abandoned:
+            record.metrics["errors/abandoned_threads"] = float(abandoned)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return combine([answer for answer in answers if isinstance(answer, Verdict)], self.weights)
 
 
-async def _ask(function: Reward, offered: dict[str, Any], timeout_s: float) -> Verdict:
-    """The fault boundary of one reward function: what it raises comes out as EnvError."""
-    given = accepted_options(function, offered)
-    try:
-        if inspect.iscoroutinefunction(function):
-            return read_verdict(await asyncio.wait_for(function(**given), timeout_s))
-        thread = EnvThread(f"reward {_name(function)}")
+@dataclass
+class _Ask:
+    """One call of one reward function; `abandoned` = it never came back from its thread."""
+
+    function: Reward
+    given: dict[str, Any]
+    abandoned: bool = False
+
+    async def verdict(self, timeout_s: float) -> Verdict:
+        """What the function says. Whatever it raises comes out as EnvError."""
+        what = f"reward {_name(self.function)}"
+        outcome: Any
+        if inspect.iscoroutinefunction(self.function):
+            outcome = self.function(**self.given)
+        else:
+            outcome = await self._on_a_thread(what, timeout_s)
+        if inspect.isawaitable(outcome):
+            outcome = await blame_env(what, run_async(lambda: outcome, timeout_s), timeout_s)
+        return read_verdict(outcome)
+
+    async def _on_a_thread(self, what: str, timeout_s: float) -> Any:
+        thread = EnvThread(what)
         try:
-            return read_verdict(await thread.run(lambda: function(**given), timeout_s))
+            return await blame_env(what, thread.run(lambda: self.function(**self.given), timeout_s), timeout_s)
         finally:
+            self.abandoned = thread.abandoned
             thread.end()
-    except TimeoutError as error:
-        raise EnvError(f"reward {_name(function)} took longer than {timeout_s:g} s") from error
-    except AgentRLError:
-        raise
-    except Exception as error:
-        raise EnvError(f"reward {_name(function)} raised {type(error).__name__}: {error}") from error
 
 
 def _opening(task: Task) -> list[Message]:

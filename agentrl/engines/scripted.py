@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,10 @@ Script = Sequence[Reply] | Callable[[GenerationRequest], Any]
 class ScriptedEngine:
     """Replies in request order from a list, or from `fn(request) -> Reply` (plain or async).
 
-    `requests` holds every admitted request, `calls` the name and arguments of every call in order. Between `pause` and
-    `resume` no request is admitted, and replies under way are held back ("keep"), awaited ("wait") or aborted ("abort").
+    `requests` holds every admitted request; `calls` the name and arguments of every `generate`, `pause`, `resume` and
+    `update_weights` in order. Between `pause` and `resume` no request is admitted, and replies under way are held back
+    ("keep"), awaited ("wait") or aborted ("abort", also those held back by an earlier "keep"). A reply without
+    `versions` carries the version at the moment it is given out.
     """
 
     def __init__(self, script: Script, version: int = 0) -> None:
@@ -43,33 +45,55 @@ class ScriptedEngine:
         self.calls: list[tuple[Any, ...]] = []
         self._script = script
         self._served = 0
-        self._running = 0
+        self._running: set[asyncio.Event] = set()
+        self._waiting = 0
         self._admitting = asyncio.Event()
         self._admitting.set()
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._aborting = asyncio.Event()
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        await self._admitting.wait()
+        await self._admitted()
         self.requests.append(request)
         self.calls.append(("generate", request.request_id))
-        self._running += 1
+        aborted = asyncio.Event()
+        self._running.add(aborted)
         self._idle.clear()
         try:
-            return await self._answer(request)
+            return await self._unless(aborted, self._answer(request))
         finally:
-            self._running -= 1
-            if self._running == 0:
+            self._running.remove(aborted)
+            if not self._running:
                 self._idle.set()
+
+    async def _admitted(self) -> None:
+        self._waiting += 1
+        try:
+            while not self._admitting.is_set():
+                await self._admitting.wait()
+        finally:
+            self._waiting -= 1
+
+    async def _unless(self, aborted: asyncio.Event, answer: Coroutine[Any, Any, Generation]) -> Generation:
+        """The answer, or an aborted generation when `aborted` is set first."""
+        answering, aborting = asyncio.ensure_future(answer), asyncio.ensure_future(aborted.wait())
+        try:
+            await asyncio.wait({answering, aborting}, return_when=asyncio.FIRST_COMPLETED)
+            return answering.result() if answering.done() else Generation((), (), (), "abort")
+        finally:
+            answering.cancel()
+            aborting.cancel()
 
     async def _answer(self, request: GenerationRequest) -> Generation:
         reply = await self._next(request)
-        if await self._aborted_during(reply):
-            return Generation((), (), (), "abort")
-        await self._flowing.wait()
+        if reply.hang:
+            await asyncio.Event().wait()
+        if reply.delay_s > 0:
+            await asyncio.sleep(reply.delay_s)
+        while not self._flowing.is_set():
+            await self._flowing.wait()
         if reply.error is not None:
             raise reply.error if isinstance(reply.error, BaseException) else EngineError(reply.error)
         ids = tuple(int(i) for i in reply.token_ids)
@@ -86,16 +110,6 @@ class ScriptedEngine:
         self._served += 1
         return self._script[self._served - 1]
 
-    async def _aborted_during(self, reply: Reply) -> bool:
-        """Wait out the reply's delay; True when `pause("abort")` came first."""
-        if not reply.hang and reply.delay_s <= 0:
-            return False
-        try:
-            await asyncio.wait_for(self._aborting.wait(), None if reply.hang else reply.delay_s)
-        except TimeoutError:
-            return False
-        return True
-
     async def parse(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[ToolCall]]:
         return parse_hermes(text)
 
@@ -105,10 +119,12 @@ class ScriptedEngine:
         if mode == "keep":
             self._flowing.clear()
             return
-        if mode == "abort":
-            self._aborting.set()
+        if mode == "wait":
+            self._flowing.set()
+        else:
+            for aborted in self._running:
+                aborted.set()
         await self._idle.wait()
-        self._aborting.clear()
 
     async def resume(self) -> None:
         self.calls.append(("resume",))
@@ -120,7 +136,7 @@ class ScriptedEngine:
         self.version = version
 
     async def health(self) -> Health:
-        return Health(ok=True, version=self.version, running=self._running)
+        return Health(ok=True, version=self.version, running=len(self._running), waiting=self._waiting)
 
 
 def spans_of(versions: Sequence[int]) -> tuple[Span, ...]:
