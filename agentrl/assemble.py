@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import tomllib
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from .config import Config
@@ -120,16 +119,13 @@ def episode_limits(config: Config, env_turns: int | None) -> Limits:
 
 def load_processor(model_path: str, trust_remote_code: bool) -> Any:
     """The model's processor if it takes images, else its tokenizer. Loads transformers."""
-    from transformers import AutoProcessor, AutoTokenizer
-
     from .torchvision_ops import ensure_torchvision_imports
 
-    config = model_config(model_path)
-    load = partial(AutoTokenizer.from_pretrained, model_path, trust_remote_code=trust_remote_code)
-    if not takes_images(config):
-        return load()
     ensure_torchvision_imports()
-    return AutoProcessor.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    from transformers import AutoProcessor, AutoTokenizer
+
+    loader = AutoProcessor if takes_images(model_config(model_path)) else AutoTokenizer
+    return loader.from_pretrained(model_path, trust_remote_code=trust_remote_code)
 
 
 def make_renderer(config: Config, model_path: str) -> Renderer:

@@ -110,6 +110,7 @@ class Loop:
     async def restore(self) -> None:
         """After a resume the engines serve the restored weights before the first rollout."""
         await self._publish(self.version)
+        self.dispatcher.settle(self.version)
 
     async def save(self) -> None:
         """A checkpoint of this moment: weights, optimizer, and which draws are still owed."""

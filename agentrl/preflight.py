@@ -101,9 +101,8 @@ async def probe(config: Config, task: Task) -> EnvFacts:
     try:
         async with session:
             observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
-            return EnvFacts(
-                normalize(observation), session.attribute("tools", ()) or (), session.attribute("max_turns", None)
-            )
+            tools = await session.attribute("tools", ()) or ()
+            return EnvFacts(normalize(observation), tools, await session.attribute("max_turns", None))
     except EnvError as error:
         log.warning("the environment failed on its first task: %s", error)
         return EnvFacts(None, (), None)

@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
 
 def algorithm_facts(config: Config) -> AlgorithmFacts:
     """The preset of `--algo` with `--algo.advantage` in place. Raises ConfigError with the nearest name."""
-    from agentrl.trainers.estimators import algorithm, find_estimator
+    from agentrl.trainers.advantages import find_estimator
+    from agentrl.trainers.estimators import algorithm
 
     try:
         preset = algorithm(config.algo.name)

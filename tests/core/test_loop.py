@@ -49,8 +49,10 @@ class Counting:
     def __init__(self) -> None:
         self.batches: list[list[Row]] = []
         self.log: list[str] = []
+        self.began = asyncio.Event()
 
     async def train(self, rows: list[Row], step: int) -> TrainReport:
+        self.began.set()
         await asyncio.sleep(0.002)
         self.batches.append(rows)
         return TrainReport(True, {"policy/loss": 0.0}, [np.zeros(len(row), np.float32) for row in rows])
@@ -69,7 +71,7 @@ class Counting:
         pass
 
     async def export(self, folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
 
     async def close(self) -> None:
         pass
@@ -210,8 +212,7 @@ async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path)
 async def test_cancelling_finishes_the_step_and_owes_the_rest(tmp_path: Path) -> None:
     loop, trainer, _ = make_loop(tmp_path, tasks(40))
     run = asyncio.ensure_future(loop.run())
-    while not trainer.batches:
-        await asyncio.sleep(0.001)
+    await trainer.began.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
