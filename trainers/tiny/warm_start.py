@@ -97,20 +97,14 @@ class _WarmStart:
         for step in range(limit):
             self._step(recipe.lr * min(1.0, (step + 1) / 50), slip=0.0)
             self.progress("learn", (step + 1) / limit)
-            if (step + 1) % recipe.check_every == 0 and self.probability(held_out) >= recipe.known:
+            if (step + 1) % recipe.check_every == 0 and exact_reply_probability(
+                self.model, self.collate, held_out
+            ) >= recipe.known:
                 break
         careless = recipe.careless_steps if max_steps is None else min(max_steps, recipe.careless_steps)
         for step in range(careless):
             self._step(recipe.lr * (1 - step / careless), slip=recipe.slip)
             self.progress("slip", (step + 1) / careless)
-
-    def probability(self, demonstrations: list[Demonstration]) -> float:
-        """The mean probability of giving exactly these replies."""
-        import torch
-
-        with torch.no_grad():
-            losses = self._token_losses(demonstrations)
-        return float(torch.exp(-losses.sum(dim=1)).mean())
 
     def _step(self, lr: float, slip: float) -> None:
         import torch
@@ -120,16 +114,26 @@ class _WarmStart:
         weights = self.demonstrator.turn_weights
         turns = self.rng.choices(range(1, len(weights) + 1), weights)[0]
         batch = [self.demonstrator.draw(self.rng, turns, slip) for _ in range(self.recipe.batch // turns)]
-        losses = self._token_losses(batch)
+        losses = _token_losses(self.model, self.collate, batch)
         (losses.sum() / (losses > 0).sum()).backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def _token_losses(self, batch: list[Demonstration]) -> Any:
-        """[B, T - 1]: the negative log-probability of each target token, 0 elsewhere."""
-        from torch.nn.functional import cross_entropy
 
-        inputs, labels = self.collate(batch)
-        logits = self.model(**inputs, use_cache=False).logits[:, :-1]
-        return cross_entropy(logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORED, reduction="none")
+def exact_reply_probability(model: Any, collate: Collator, demonstrations: list[Demonstration]) -> float:
+    """The mean probability, at temperature 1, with which the model gives exactly the replies shown."""
+    import torch
+
+    with torch.no_grad():
+        losses = _token_losses(model, collate, demonstrations)
+    return float(torch.exp(-losses.sum(dim=1)).mean())
+
+
+def _token_losses(model: Any, collate: Collator, batch: list[Demonstration]) -> Any:
+    """[B, T - 1]: the negative log-probability of each target token, 0 elsewhere."""
+    from torch.nn.functional import cross_entropy
+
+    inputs, labels = collate(batch)
+    logits = model(**inputs, use_cache=False).logits[:, :-1]
+    return cross_entropy(logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORED, reduction="none")
