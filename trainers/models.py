@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
+from ..errors import ConfigError, DataError
 from ..torchvision_ops import ensure_torchvision_imports
 from .segments import register_segments
 
@@ -51,23 +51,30 @@ def load_policy(
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
 ) -> Policy:
-    """Load a folder or hub id. Raises ConfigError for a kind of model that cannot be trained here."""
+    """Load a folder or hub id. Raises DataError when there is no model, ConfigError for a kind that cannot be trained."""
     ensure_torchvision_imports()
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    vision = "vision_config" in config.sub_configs
-    auto = AutoModelForImageTextToText if vision else AutoModelForCausalLM
-    model = auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+    try:
+        model = _load(path, dtype, trust_remote_code)
+    except OSError as error:
+        raise DataError(f"The model {path} does not load: {error}") from error
+    vision = "vision_config" in model.config.sub_configs
     if vision and not hasattr(model.base_model, "get_rope_index"):
         raise ConfigError(
-            f"{path} is a {config.model_type}: of the vision-language models only the Qwen-VL families can be trained."
+            f"{path} is a {model.config.model_type}: of the vision-language models only the Qwen-VL families can be trained."
         )
     model.to(device).eval()
     if gradient_checkpointing:
         model.gradient_checkpointing_enable()
         model.train()
     return _examined(model, vision)
+
+
+def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
+    return auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
 
 
 def _examined(model: Any, vision: bool) -> Policy:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import DataError
 from ..trajectory import Row
 from .models import Policy, text_positions
 from .pixels import PixelCache, Pixels
@@ -45,7 +46,14 @@ class Pack:
 
 
 def pack(rows: Sequence[Row], policy: Policy, pictures: PixelCache | None) -> Pack:
-    """Lay rows end to end. Raises DataError when a row's pictures and placeholders do not fit together."""
+    """Lay rows end to end.
+
+    Raises DataError when a row's pictures and placeholders do not fit together, or its first token is trained: nothing
+    predicts it.
+    """
+    for row in rows:
+        if row.loss_mask[0]:
+            raise DataError(f"rollout {row.rollout_id}: the first token of a row cannot be trained")
     starts = np.cumsum([0, *(len(row) for row in rows)])
     trained = [np.flatnonzero(row.loss_mask) for row in rows]
     images = [_pictures(row, pictures) for row in rows]
@@ -88,7 +96,7 @@ def _pictures(row: Row, pictures: PixelCache | None) -> list[Pixels]:
     if not row.images:
         return []
     if pictures is None:
-        raise ValueError(f"rollout {row.rollout_id} has pictures, but the model reads text only")
+        raise DataError(f"rollout {row.rollout_id} has pictures, but the model reads text only")
     return [pictures.get(sha, count) for sha, _, count in sorted(row.images, key=lambda slot: slot[1])]
 
 

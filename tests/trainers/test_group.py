@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agentrl.trainers.group import TrainerGroup, rank_resources
+
+from agentrl import ConfigError, DataError, InfrastructureError
+from agentrl.config import Config, ParallelSection
+from agentrl.engines.weights import WeightReader
+
+from .rollouts import distance, make_row, make_rows
+
+Start = Callable[..., Awaitable[TrainerGroup]]
+
+
+def test_importing_the_group_loads_neither_torch_nor_ray() -> None:
+    code = "import sys, agentrl.trainers.group; assert not {'torch', 'ray', 'deepspeed'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_rank_takes_a_gpu_where_there_is_one() -> None:
+    assert rank_resources(ParallelSection(threads=2), cluster_gpus=0) == (2.0, 0.0)
+    assert rank_resources(ParallelSection(), cluster_gpus=4) == (1.0, 1.0)
+    assert rank_resources(ParallelSection(gpus=0.5), cluster_gpus=4) == (1.0, 0.5)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    import ray
+
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+async def start(cluster: None, models: Path, tmp_path: Path) -> AsyncIterator[Start]:
+    """start(ranks=1, stage=0): a group with the untied policy at lr 0.1, sgd, micro-batches of 60 tokens."""
+    groups: list[TrainerGroup] = []
+
+    async def make(ranks: int = 1, stage: int = 0, path: str = "untied") -> TrainerGroup:
+        sections: dict[str, Any] = {
+            "parallel": {"ranks": ranks, "zero_stage": stage},
+            "optim": {"name": "sgd", "lr": 0.1, "max_norm": 1.0},
+            "train": {"max_staleness": 0, "micro_batch_tokens": 60},
+            "algo": {"name": "grpo", "old_logp": "rollout"},
+        }
+        config = Config.model_validate(sections)
+        groups.append(await TrainerGroup.start(config, str(models / path), str(tmp_path / "images"), 10, 1e-3))
+        return groups[-1]
+
+    yield make
+    for group in groups:
+        await group.close()
+
+
+async def received(group: TrainerGroup) -> dict[str, torch.Tensor]:
+    source = await group.publish(1)
+    reader = WeightReader(source)
+    tensors = {name: tensor.clone() for name, tensor in reader.tensors()}
+    reader.close()
+    await group.release(source)
+    return tensors
+
+
+@pytest.mark.slow
+async def test_two_ranks_train_as_one_does_at_every_stage(start: Start, tmp_path: Path) -> None:
+    batches = [make_rows(), [make_row(i, 20, rollout=f"{i}", reward=float(i)) for i in range(3)]]
+    single = await start()
+    expected = [await single.train(rows, step) for step, rows in enumerate(batches)]
+    weights = await received(single)
+    await single.close()
+    for stage in range(4):
+        pair = await start(ranks=2, stage=stage)
+        for step, rows in enumerate(batches):
+            report = await pair.train(rows, step)
+            assert report.metrics == pytest.approx(expected[step].metrics, abs=1e-5, rel=1e-5)
+        assert distance(weights, await received(pair)) < 1e-6
+        await pair.close()
+
+
+@pytest.mark.slow
+async def test_two_ranks_at_stage_3_save_load_and_export(start: Start, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    pair = await start(ranks=2, stage=3)
+    await pair.train(make_rows(), 0)
+    await pair.save(tmp_path)
+    (tmp_path / "out").mkdir()
+    await pair.export(tmp_path / "out")
+    before = await received(pair)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    assert distance(before, dict(model.state_dict())) == 0.0
+    await pair.train(make_rows(), 1)
+    after = await received(pair)
+    await pair.load(tmp_path)
+    assert distance(before, await received(pair)) == 0.0
+    await pair.train(make_rows(), 1)
+    assert distance(after, await received(pair)) == 0.0
+    await pair.close()
+    single = await start()
+    with pytest.raises(DataError, match="no trainer state of 1 rank"):
+        await single.load(tmp_path)
+
+
+@pytest.mark.slow
+async def test_errors_come_through_and_a_dead_rank_is_named(start: Start) -> None:
+    group = await start()
+    with pytest.raises(ConfigError, match="micro-batch-tokens 60"):
+        await group.train([make_row(0, 61), make_row(1, 20, reward=0.0)], 0)
+    pid = int(group._ranks[0].where.rsplit(" ", 1)[-1])
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(InfrastructureError, match=rf"trainer rank 0 \(.*pid {pid}\) died: "):
+        await group.train(make_rows(), 0)
+
+
+@pytest.mark.slow
+async def test_a_model_that_cannot_be_read_leaves_no_actor_behind(start: Start) -> None:
+    import ray
+
+    free = ray.available_resources()["CPU"]
+    with pytest.raises(DataError, match="nowhere"):
+        await start(path="nowhere")
+    await asyncio.wait_for(asyncio.to_thread(_wait_for_cpus, free), 30)
+
+
+def _wait_for_cpus(count: float) -> None:
+    """Ray counts the processors of ended actors as free a moment later."""
+    import ray
+
+    while ray.available_resources()["CPU"] < count:
+        time.sleep(0.2)
