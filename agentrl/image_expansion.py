@@ -32,10 +32,14 @@ class ImageExpander:
         assert self._processor is not None
         return int(self._processor.tokenizer.convert_tokens_to_ids(string))
 
+    def check(self, images: Sequence[Image]) -> None:
+        """Raises DataError when there are images and the model takes none."""
+        if images and self._processor is None:
+            raise DataError("there is an image in the conversation, and this model takes none")
+
     def expansion(self, image: Image) -> tuple[int, ...]:
         """The ids that stand for this image. Raises DataError for a model without images."""
-        if self._processor is None:
-            raise DataError("there is an image in the conversation, and this model takes none")
+        self.check([image])
         if image.size not in self._by_size:
             self._by_size[image.size] = self._ask_processor(image)
         return self._by_size[image.size]
@@ -55,8 +59,6 @@ class ImageExpander:
 
         Raises DataError unless there is one image placeholder an image, and none for videos.
         """
-        if images and self._processor is None:
-            raise DataError("there is an image in the conversation, and this model takes none")
         places = sum(1 for i in ids if i in self.placeholder_ids)
         if places != len(images) or any(i != self._id for i in self.placeholder_ids.intersection(ids)):
             raise DataError(

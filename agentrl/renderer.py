@@ -81,6 +81,8 @@ class Renderer:
     def start(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> Prompt:
         """The first prompt of a conversation, ready for the assistant. Raises DataError when the template refuses it."""
         messages = [as_message(message) for message in messages]
+        images = message_images(messages)
+        self._expander.check(images)
         safe, escaped = self._escape(messages)
         safe_tools, escaped_tools = self._escape(tools)
         try:
@@ -89,7 +91,7 @@ class Renderer:
             raise DataError(str(error)) from error
         ids = self.template.first_ids(text) if self.template.literal else self._special.encode(text)
         base = Prompt((), messages=tuple(messages), tools=tuple(tools), text=text, escaped=escaped + escaped_tools)
-        return self._with_images(base, ids, message_images(messages))
+        return self._with_images(base, ids, images)
 
     def extend(self, prompt: Prompt, generation: Generation, messages: Sequence[Message]) -> Prompt:
         """prompt + the sampled ids + the delta of `messages`.
@@ -98,6 +100,8 @@ class Renderer:
         is what the environment said. All of it is one delta. Raises DataError when the template refuses them altogether.
         """
         reply, new = self._split(generation, [as_message(message) for message in messages])
+        images = message_images(new)
+        self._expander.check(images)
         history = (*prompt.messages, reply, *new)
         safe, escaped = self._escape(new)
         delta = self._delta(prompt, generation, reply, safe)
@@ -113,7 +117,7 @@ class Renderer:
             branched=False,
             escaped=escaped,
         )
-        return self._with_images(base, self._delta_ids(sampled, delta), message_images(new))
+        return self._with_images(base, self._delta_ids(sampled, delta), images)
 
     def text(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of sampled ids; special tokens (and a stop id's text) are left out unless asked for."""
