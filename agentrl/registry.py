@@ -98,8 +98,10 @@ def load_file(path: str) -> ModuleType:
 
 
 def load_object(spec: str) -> Any:
-    """The object of `path/to/file.py:Name`."""
-    path, _, attribute = spec.rpartition(":")
+    """The object of `path/to/file.py:Name`. Raises ConfigError."""
+    path, colon, attribute = spec.rpartition(":")
+    if not colon or spec.endswith(".py"):
+        raise ConfigError(f"{spec}: name the file and what it defines, as in path/to/file.py:name.")
     module = load_file(path)
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if not name.startswith("_")]

@@ -35,3 +35,17 @@ def tiny_policy(kind: str, progress: ProgressMode = "auto") -> str:
 
     with progress_bar(progress) as bar:
         return str(cached_tiny(kind, progress=bar))
+
+
+def untrained_tiny(kind: str) -> str:
+    """A folder with the tiny policy's tokenizer or processor, for engines without a model: the policy's own where it is
+    cached, else one that skips the training.
+    """
+    from agentrl.trainers.tiny import make_tiny, tiny_path
+
+    trained = tiny_path(kind)
+    untrained = trained.with_name(f"{trained.name}-untrained")
+    for folder in (trained, untrained):
+        if (folder / "config.json").is_file():
+            return str(folder)
+    return str(make_tiny(kind, untrained, max_steps=0))

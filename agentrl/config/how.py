@@ -59,7 +59,7 @@ class EngineSection(Section):
     """The inference engines."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--engine"])] = "vllm"
-    """vllm, or scripted with engine.script."""
+    """vllm; scripted with engine.script; random: tokens without a model (rollout and eval)."""
     count: int = Field(1, ge=1)
     """Engines, each on devices of its own."""
     gpus: float | None = Field(None, ge=0)

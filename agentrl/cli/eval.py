@@ -1,0 +1,141 @@
+"""`agentrl eval`: how good a model is on held-out tasks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from pydantic import Field
+
+from ..config import Config, EvalSection
+from ..config.load import parse_command
+from ..errors import ConfigError
+from ..evaluation import Evaluator
+from ..preflight import Ready
+from ..report.metrics import Metrics
+from ..report.rollout_file import RolloutFile
+from ..rollout.episode import EpisodeResult
+from .console import out, progress_bar
+from .playing import (
+    Hidden,
+    PlayCommand,
+    PlayedSection,
+    check_engine,
+    check_sources,
+    open_player,
+    ready_to_play,
+    run_until_signal,
+)
+from .summary import metrics_table, show_errors
+
+DESCRIPTION = "Measure a model on held-out tasks: mean reward and score, and the unbiased pass@k."
+
+
+class EvaluatedSection(PlayedSection):
+    """How episodes are played; how they are sampled is said under eval."""
+
+    temperature: Annotated[float, Hidden] = 1.0
+    top_p: Annotated[float, Hidden] = 1.0
+    top_k: Annotated[int, Hidden] = 0
+    min_p: Annotated[float, Hidden] = 0.0
+    sampler: Annotated[Literal["in_order", "shuffled"], Hidden] = "shuffled"
+
+
+class MeasuredSection(EvalSection):
+    """What is measured."""
+
+    every: Annotated[int, Hidden] = 0
+    enable: Annotated[bool, Hidden] = True
+    split: Annotated[str, tyro.conf.arg(aliases=["--split"])] = "test"
+    """Split of the environment's tasks."""
+    n: int = Field(0, ge=0)
+    """Episodes of each task; 0 = as many as the largest k."""
+
+
+class EvalCommand(PlayCommand):
+    ks: Annotated[list[int], tyro.conf.arg(name="k", aliases=["-k"])] = [1]
+    """For which k to report pass@k: the chance that one of k samples has score 1."""
+    out: str | None = None
+    """JSON file for the result."""
+    rollouts: str | None = None
+    """JSON lines file for the trajectories; their pictures go to images/ beside it."""
+    rollout: EvaluatedSection = EvaluatedSection()
+    eval: MeasuredSection = MeasuredSection()
+
+
+def main(argv: list[str]) -> int:
+    """The exit code of `agentrl eval ARGV`."""
+    command = parse_command(EvalCommand, argv, prog="agentrl eval", description=DESCRIPTION)
+    logging.basicConfig(level=logging.DEBUG if command.debug else logging.ERROR)
+    config = settings(command)
+    check_engine(config)
+    check_sources(config)
+    _check_out(command.out)
+    ready, metrics, results = run_until_signal(_evaluate(command, config))
+    tasks = len(ready.held_out)
+    out.print(metrics_table(f"{tasks} tasks x {config.eval.n} episodes, {ready.model_path}", metrics))
+    show_errors(out, results)
+    if command.out is not None:
+        Path(command.out).write_text(json.dumps(report(ready, metrics, command.ks), indent=2) + "\n")
+        out.print(f"written to {command.out}", markup=False)
+    return 1 if all(result.error is not None for result in results) else 0
+
+
+def settings(command: EvalCommand) -> Config:
+    """The configuration with `eval.n` settled; a dataset without `data.test_path` is itself what is measured.
+
+    Raises ConfigError for a k that n does not reach.
+    """
+    ks, n = command.ks, command.eval.n
+    if not ks or min(ks) < 1:
+        raise ConfigError("-k wants one or several numbers of at least 1.")
+    if 0 < n < max(ks):
+        raise ConfigError(f"pass@{max(ks)} needs --eval.n of at least {max(ks)}, not {n}.")
+    data = command.data.model_dump()
+    if command.data.path is not None and command.data.test_path is None:
+        data["test_path"] = command.data.path
+    return command.settings(eval={**command.eval.model_dump(), "enable": True, "n": n or max(ks)}, data=data)
+
+
+def _check_out(path: str | None) -> None:
+    if path is not None and not Path(path).parent.is_dir():
+        raise ConfigError(f"--out {path}: there is no folder {Path(path).parent}.")
+
+
+async def _evaluate(command: EvalCommand, config: Config) -> tuple[Ready, Metrics, list[EpisodeResult]]:
+    ready, gpus = await ready_to_play(config)
+    if not ready.held_out:
+        raise ConfigError(f"There are no tasks for --eval.split {config.eval.split}.")
+    results: list[EpisodeResult] = []
+    with RolloutFile(command.rollouts) as file, progress_bar() as bar:
+
+        def seen(result: EpisodeResult) -> None:
+            results.append(result)
+            file.add(result)
+            bar("episodes", len(results) / evaluator.episodes)
+
+        async with open_player(ready, file.images, gpus) as player:
+            evaluator = Evaluator(config, player, ready.held_out, ready.limits, ks=command.ks, seen=seen)
+            metrics = await evaluator.run()
+    return ready, {key.removeprefix("eval/"): value for key, value in metrics.items()}, results
+
+
+def report(ready: Ready, metrics: Metrics, ks: list[int]) -> dict[str, Any]:
+    """What `--out` writes: the result and what it takes to repeat it."""
+    config = ready.config
+    return {
+        "model": ready.model_path,
+        "env": config.env.name,
+        "env_opt": config.env.opt,
+        "data": config.data.test_path,
+        "split": config.eval.split,
+        "tasks": len(ready.held_out),
+        "n": config.eval.n,
+        "k": sorted(set(ks)),
+        "temperature": config.eval.temperature,
+        "seed": config.run.seed,
+        "metrics": metrics,
+    }

@@ -1,0 +1,160 @@
+"""What `rollout` and `eval` share: their options, and a place where episodes are played."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import tyro
+
+from ..config import (
+    AlgoSection,
+    CkptSection,
+    Config,
+    LogSection,
+    OptimSection,
+    ParallelSection,
+    RolloutSection,
+    TrainSection,
+)
+from ..engine import Engine
+from ..errors import ConfigError
+from ..preflight import EnvFacts, Ready, preflight
+from ..registry import load_object, suggest
+from ..renderer import Renderer
+from ..rollout.dispatcher import Player
+from .policy import choose_model, tiny_kind, untrained_tiny
+
+T = TypeVar("T")
+Hidden = tyro.conf.Suppress
+
+ENGINES = ("vllm", "scripted", "random")
+IN_PROCESS = ("scripted", "random")
+
+
+class PlayedSection(RolloutSection):
+    """How episodes are played."""
+
+    n_samples: Annotated[int, Hidden] = 8
+    partial: Annotated[bool | None, Hidden] = None
+    kv: Annotated[Literal["keep", "recompute"], Hidden] = "keep"
+    order: Annotated[Literal["in_order"], Hidden] = "in_order"
+    retries: Annotated[int, Hidden] = 3
+    max_error_rate: Annotated[float, Hidden] = 0.5
+
+
+class PlayCommand(Config):
+    """The options of a run, so that a run's file can be given; flags that only training uses are not taken."""
+
+    config: Annotated[str | None, tyro.conf.arg(name="config")] = None
+    """TOML or YAML file with options, a run's config.toml for instance; flags win over it."""
+    debug: bool = False
+    """Show stack traces."""
+    rollout: PlayedSection = PlayedSection()
+    algo: Annotated[AlgoSection, Hidden] = AlgoSection()
+    optim: Annotated[OptimSection, Hidden] = OptimSection()
+    train: Annotated[TrainSection, Hidden] = TrainSection()
+    parallel: Annotated[ParallelSection, Hidden] = ParallelSection()
+    ckpt: Annotated[CkptSection, Hidden] = CkptSection()
+    log: Annotated[LogSection, Hidden] = LogSection()
+
+    def settings(self, **sections: Any) -> Config:
+        """The configuration without a trainer: no rank takes a GPU. `sections` replace whole sections."""
+        plain = {name: section.model_dump() for name in Config.model_fields if (section := getattr(self, name))}
+        return Config.model_validate({**plain, "parallel": {"gpus": 0.0}, **sections})
+
+
+def check_engine(config: Config) -> None:
+    """Raises ConfigError for an engine that is not there, or a script without its engine and the other way round."""
+    engine = config.engine
+    if engine.name not in ENGINES:
+        raise ConfigError(
+            f"There is no engine {engine.name!r}.{suggest(engine.name, ENGINES)} Known: {', '.join(ENGINES)}."
+        )
+    if engine.name == "scripted" and engine.script is None:
+        raise ConfigError("--engine scripted needs --engine.script path.py:function.")
+    if engine.script is not None:
+        if engine.name != "scripted":
+            raise ConfigError(f"--engine.script is not used with --engine {engine.name}.")
+        load_object(engine.script)
+
+
+def check_sources(config: Config) -> None:
+    """Raises ConfigError unless the options say what is played."""
+    if config.env.name is not None and config.reward.name:
+        raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
+    if config.env.name is None and config.env.opt:
+        raise ConfigError("--env.opt needs --env.")
+    if config.env.name is None and config.data.path is None:
+        raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
+
+
+async def ready_to_play(config: Config) -> tuple[Ready, float]:
+    """(what is known before anything starts, the GPUs there are). Joins Ray only for an engine that needs it."""
+    gpus = 0.0
+
+    def model(facts: EnvFacts) -> str:
+        nonlocal gpus
+        if config.engine.name not in IN_PROCESS:
+            gpus = _cluster_gpus(config)
+        elif config.model.path is None:
+            return untrained_tiny(tiny_kind(facts.images > 0))
+        return choose_model(config, facts.images > 0, gpus)
+
+    return await preflight(config, model), gpus
+
+
+def _cluster_gpus(config: Config) -> float:
+    from ..cluster import check_gpus, connect
+
+    connect(config)
+    return check_gpus(config)
+
+
+@asynccontextmanager
+async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterator[Player]:
+    """Where episodes are played: in this process for an engine without a model, else in workers on Ray."""
+    if ready.config.engine.name in IN_PROCESS:
+        from ..rollout.worker import RolloutWorker, WorkerSpec
+
+        worker = RolloutWorker(WorkerSpec(ready.config, ready.model_path, str(image_dir), ()))
+        worker.engines = (_engine_here(ready.config, worker.renderer),) * ready.config.engine.count
+        yield worker
+        return
+    from ..cluster import Cluster, disconnect
+
+    try:
+        async with Cluster(ready, image_dir, gpus) as cluster:
+            assert cluster.pool is not None
+            yield cluster.pool
+    finally:
+        disconnect()
+
+
+def _engine_here(config: Config, renderer: Renderer) -> Engine:
+    from ..engines.random import RandomEngine, ordinary_ids
+    from ..engines.scripted import ScriptedEngine
+
+    if config.engine.name == "scripted":
+        return ScriptedEngine(load_object(config.engine.script or ""))
+    return RandomEngine(ordinary_ids(renderer), renderer.stop_ids, seed=config.run.seed)
+
+
+def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
+    """The work's result. SIGINT and SIGTERM cancel it and, once it has cleaned up, become KeyboardInterrupt."""
+    return asyncio.run(_until_signal(work))
+
+
+async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None

@@ -1,0 +1,123 @@
+"""`agentrl rollout`: play an environment without training, write the episodes down, say how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import tyro
+from pydantic import Field
+
+from ..config import Config, EvalSection
+from ..config.load import parse_command
+from ..engine import Sampling
+from ..errors import ConfigError, InfrastructureError
+from ..preflight import Ready
+from ..report.rollout_file import RolloutFile
+from ..rollout.dispatcher import Player
+from ..rollout.episode import EpisodeOrder, EpisodeResult, failed
+from ..rollout.task_source import TaskSource
+from ..seeds import env_seed, sampling_seed
+from .console import out, progress_bar
+from .playing import Hidden, PlayCommand, check_engine, check_sources, open_player, ready_to_play, run_until_signal
+from .summary import show_summary
+
+DESCRIPTION = "Play episodes without training: with a model on vLLM, with a script, or with random tokens."
+
+
+class RolloutCommand(PlayCommand):
+    tasks: Annotated[int, tyro.conf.arg(aliases=["-n"])] = Field(8, ge=1)
+    """Task draws to play."""
+    samples: int = Field(1, ge=1)
+    """Episodes of each draw."""
+    split: str = "train"
+    """Split the tasks are from."""
+    out: str | None = None
+    """JSON lines file for the trajectories, replaced if it is there; their pictures go to images/ beside it."""
+    eval: Annotated[EvalSection, Hidden] = EvalSection()
+
+
+def main(argv: list[str]) -> int:
+    """The exit code of `agentrl rollout ARGV`."""
+    command = parse_command(RolloutCommand, argv, prog="agentrl rollout", description=DESCRIPTION)
+    logging.basicConfig(level=logging.DEBUG if command.debug else logging.ERROR)
+    held_out = {"enable": command.split != "train", "split": command.split, "tasks": command.tasks}
+    config = command.settings(eval=held_out)
+    check_engine(config)
+    check_sources(config)
+    results = run_until_signal(_rollout(command, config))
+    show_summary(out, results, command.out)
+    return 1 if all(result.error is not None for result in results) else 0
+
+
+async def _rollout(command: RolloutCommand, config: Config) -> list[EpisodeResult]:
+    ready, gpus = await ready_to_play(config)
+    orders = make_orders(command, ready)
+    results: list[EpisodeResult] = []
+    with RolloutFile(command.out) as file, progress_bar() as bar:
+
+        def back(result: EpisodeResult) -> None:
+            results.append(result)
+            file.add(result)
+            bar("episodes", len(results) / len(orders))
+
+        async with open_player(ready, file.images, gpus) as player:
+            await play_all(player, orders, config.rollout.max_episodes, back)
+    return sorted(results, key=lambda result: (result.draw, result.sample))
+
+
+def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
+    """The draws that training with this seed would begin with, or the first tasks of another split. Raises ConfigError for a split without tasks."""
+    config, rollout = ready.config, ready.config.rollout
+    tasks = ready.tasks if command.split == "train" else ready.held_out
+    if isinstance(tasks, Sequence) and not tasks:
+        raise ConfigError(f"There are no tasks for --split {command.split}.")
+    shuffle = command.split == "train" and rollout.sampler == "shuffled"
+    source = TaskSource(tasks, seed=config.run.seed, shuffle=shuffle)
+    sampling = Sampling(
+        rollout.temperature,
+        rollout.max_new_tokens,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+    )
+    drawn = [(draw, task) for draw in range(command.tasks) if (task := source.at(draw)) is not None]
+    return [
+        EpisodeOrder(
+            rollout_id=f"{draw:06d}-{sample}",
+            group_id=f"{draw:06d}",
+            draw=draw,
+            sample=sample,
+            task=task,
+            env_seed=env_seed(config.run.seed, draw),
+            seed=sampling_seed(config.run.seed, draw, sample),
+            sampling=sampling,
+            limits=ready.limits,
+            engine=draw % config.engine.count,
+        )
+        for draw, task in drawn
+        for sample in range(command.samples)
+    ]
+
+
+async def play_all(
+    player: Player, orders: Sequence[EpisodeOrder], at_once: int | None, back: Callable[[EpisodeResult], None]
+) -> None:
+    """Every order once; `back` gets each result as it comes. An episode lost with its place is a failed one."""
+    seats = asyncio.Semaphore(at_once or len(orders))
+
+    async def one(order: EpisodeOrder) -> None:
+        async with seats:
+            try:
+                back(await player.play(order))
+            except InfrastructureError as error:
+                back(failed(order, error))
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for order in orders:
+                group.create_task(one(order))
+    except ExceptionGroup as raised:
+        raise raised.exceptions[0] from None
