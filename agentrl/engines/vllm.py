@@ -12,7 +12,7 @@ from ..engine import Generation, GenerationRequest, Health, PauseMode, Sampling,
 from ..errors import EngineError
 from ..messages import ToolCall
 from ..torchvision_ops import ensure_torchvision_imports
-from .placeholders import check_expansion, collapse
+from .placeholders import check_expansion, collapse, refusal
 from .tool_parsing import MARKERS, Extract, parse_tool_calls, vllm_extract
 from .vllm_noise import silence_expected
 from .vllm_options import VLLMOptions, engine_arguments
@@ -132,10 +132,11 @@ class VLLMEngine:
         except EngineError:
             raise
         except Exception as error:
+            from vllm.exceptions import VLLMClientError
+
             cause = error.__cause__ or error
-            raised = EngineError(f"vLLM failed in {doing}: {type(cause).__name__}: {cause}")
-            raised.retryable = not isinstance(cause, ValueError)
-            raise raised from None
+            message = f"vLLM failed in {doing}: {type(cause).__name__}: {cause}"
+            raise (refusal(message) if isinstance(cause, VLLMClientError) else EngineError(message)) from None
 
 
 class Stats:

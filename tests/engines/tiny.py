@@ -10,6 +10,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from agentrl.torchvision_ops import ensure_torchvision_imports
 
+ensure_torchvision_imports()
+
 SPECIALS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -55,7 +57,6 @@ def token_id(text: str) -> int:
 
 def text_model(folder: Path, *, tied: bool, seed: int = 0) -> Any:
     """A random Qwen3 saved in `folder` with its tokenizer; returns the float32 HF model."""
-    ensure_torchvision_imports()
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(seed)
@@ -78,7 +79,6 @@ def text_model(folder: Path, *, tied: bool, seed: int = 0) -> Any:
 
 def vision_model(folder: Path, seed: int = 0) -> Any:
     """A random Qwen2.5-VL (patch 14, merge 1, temporal patch 1) saved with its processor; returns the HF model."""
-    ensure_torchvision_imports()
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     torch.manual_seed(seed)
@@ -111,10 +111,10 @@ def _text_half() -> dict[str, Any]:
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
         "max_position_embeddings": 1024,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": token_id("<|im_end|>"),
