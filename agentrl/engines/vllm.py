@@ -49,12 +49,11 @@ class VLLMEngine:
             await self._open.wait()
             self._refuse_broken()
             prompt["cache_salt"] = f"weights-{self.version}"
-            output = None
-            async for output in self._llm.generate(prompt, params, request_id=_unique(request.request_id)):
-                pass
-        if output is None:
+            stream = self._llm.generate(prompt, params, request_id=_unique(request.request_id))
+            outputs = [output async for output in stream]
+        if not outputs:
             raise EngineError("vLLM ended a request without an output")
-        return as_generation(output.outputs[0])
+        return as_generation(outputs[-1].outputs[0])
 
     async def _render(self, request: GenerationRequest) -> dict[str, Any]:
         """vLLM's engine input: images processed, placeholders expanded and checked against the request's ids."""
@@ -74,24 +73,37 @@ class VLLMEngine:
         """Close the door, then freeze ("keep"), drain ("wait") or abort what runs. Caches go unless KV is kept."""
         self._open.clear()
         keep = mode == "keep" and self._options.kv == "keep"
-        async with self._engine_faults("pause"):
-            self._refuse_broken()
-            await self._llm.pause_generation(mode=mode, clear_cache=not keep)
+        try:
+            async with self._engine_faults("pause"):
+                self._refuse_broken()
+                await self._llm.pause_generation(mode=mode, clear_cache=not keep)
+        except EngineError:
+            self._open.set()
+            raise
 
     async def resume(self) -> None:
-        async with self._engine_faults("resume"):
-            self._refuse_broken()
-            await self._llm.resume_generation()
-        self._open.set()
+        """Open the door, whatever vLLM says: those who wait at it must learn of a dead engine too."""
+        try:
+            async with self._engine_faults("resume"):
+                self._refuse_broken()
+                await self._llm.resume_generation()
+        finally:
+            self._open.set()
 
     async def update_weights(self, source: WeightSource, version: int) -> None:
         """Load what a `WeightPublisher` published. Only between `pause` and `resume`; bounded by `update_timeout_s`."""
+        self._refuse_broken()
         if self._open.is_set():
             raise EngineError("update_weights is called between pause and resume only")
-        async with self._engine_faults("update_weights"):
-            self._refuse_broken()
-            async with asyncio.timeout(self._options.update_timeout_s):
+        timeout_s = self._options.update_timeout_s
+        try:
+            async with self._engine_faults("update_weights"), asyncio.timeout(timeout_s):
                 await self._load(source, version)
+        except TimeoutError as error:
+            raise EngineError(f"the update to weight version {version} took longer than {timeout_s} s") from error
+        finally:
+            if self._broken:
+                self._open.set()
         self.version = version
 
     async def _load(self, source: WeightSource, version: int) -> None:
@@ -129,7 +141,7 @@ class VLLMEngine:
         """The fault boundary to vLLM: whatever it raises becomes an EngineError that survives pickling."""
         try:
             yield
-        except EngineError:
+        except (EngineError, TimeoutError):
             raise
         except Exception as error:
             from vllm.exceptions import VLLMClientError
