@@ -104,7 +104,9 @@ def _draw(space: int, tested: int, trained: int) -> tuple[int, ...]:
 
 
 class CalculatorMath(ToolEnv):
-    """Reward 1 when the last number of the answer is the value of the expression, else 0; the calculator may be skipped.
+    """Integer arithmetic with a calculator tool.
+
+    Reward 1 when the last number of the answer is the value of the expression, else 0; the calculator may be skipped.
 
     Metrics: `correct`, `used_tool` (the calculator gave a value at least once).
     """

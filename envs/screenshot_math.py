@@ -23,7 +23,9 @@ Step = tuple[Observation, float, bool, bool, dict[str, Any]]
 
 
 class ScreenshotMath(Env):
-    """Options, all by keyword: `level` (tiny | easy | medium | full), and any field of `Settings` on top of it.
+    """Arithmetic read from a screenshot, over several turns.
+
+    Options, all by keyword: `level` (tiny | easy | medium | full), and any field of `Settings` on top of it.
 
     A right answer at turn t earns 0.5 ** (t - 1), anything else 0. The episode terminates with the right answer or
     when `max_turns` turns are used (the smaller of the option and `options["max_turns"]` of `reset`). `info["score"]`

@@ -1,0 +1,47 @@
+"""`agentrl init`: agentrl's own tiny policies, as ordinary Hugging Face folders."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..errors import ConfigError
+from .console import err, out, progress_bar
+
+
+def main(argv: list[str]) -> int:
+    """The exit code of `agentrl init ARGV`. Prints the folder on stdout and nothing else there."""
+    options = _parser().parse_args(argv)
+    from agentrl.trainers.tiny import cached_tiny, make_tiny, tiny_path
+
+    if options.out is None:
+        if (tiny_path(options.kind) / "config.json").is_file():
+            err.print("in the cache already")
+        with progress_bar() as bar:
+            folder = cached_tiny(options.kind, progress=bar)
+    else:
+        folder = _free(Path(options.out))
+        with progress_bar() as bar:
+            make_tiny(options.kind, folder, progress=bar)
+    out.print(str(folder), markup=False)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "agentrl init",
+        description="Make a policy of half a million parameters: about a minute on one core.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "kind", metavar="tiny-vlm | tiny-text", help="for environments with pictures, or with text alone"
+    )
+    parser.add_argument("--out", metavar="DIR", help="a new folder; without it the policy is kept in the user's cache")
+    parser.add_argument("--debug", action="store_true", help="show stack traces")
+    return parser
+
+
+def _free(folder: Path) -> Path:
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"--out {folder} is there already: choose a new folder.")
+    return folder
