@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .policy_trainer import PolicyTrainer
 
 _CLOSE_TIMEOUT_S = 10.0
+_PEERS_TIMEOUT_S = 3.0
 
 
 def rank_resources(parallel: ParallelSection, cluster_gpus: float) -> tuple[float, float]:
@@ -128,8 +129,7 @@ class TrainerGroup:
         self._ranks = [_Rank(rank.actor, at) for rank, at in zip(self._ranks, where, strict=True)]
         ranks = len(self._ranks)
         store = await self._await(0, self._ranks[0].actor.listen.remote()) if ranks > 1 else None
-        calls = [rank.actor.start.remote(i, ranks, store, arguments) for i, rank in enumerate(self._ranks)]
-        await asyncio.gather(*(self._await(i, call) for i, call in enumerate(calls)))
+        await self._all([rank.actor.start.remote(i, ranks, store, arguments) for i, rank in enumerate(self._ranks)])
 
     async def train(self, rows: list[Row], step: int) -> TrainReport:
         """See PolicyTrainer.train."""
@@ -174,9 +174,25 @@ class TrainerGroup:
         self._ranks = []
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """The answers of all ranks; the first failure ends the wait, as the others may wait for the failed one."""
-        calls = [getattr(rank.actor, method).remote(*arguments) for rank in self._ranks]
-        return list(await asyncio.gather(*(self._await(i, call) for i, call in enumerate(calls))))
+        """The answers of all ranks to one call."""
+        return await self._all([getattr(rank.actor, method).remote(*arguments) for rank in self._ranks])
+
+    async def _all(self, calls: Sequence[Any]) -> list[Any]:
+        """The first failure ends the wait, as others may wait for the failed rank for ever. A death goes before errors:
+        what the others say then is only that they lost a peer.
+        """
+        tasks = [asyncio.ensure_future(self._await(i, call)) for i, call in enumerate(calls)]
+        try:
+            done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            if others:
+                done |= (await asyncio.wait(others, timeout=_PEERS_TIMEOUT_S))[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+        errors = [error for task in done if (error := task.exception()) is not None]
+        if errors:
+            raise next((error for error in errors if isinstance(error, InfrastructureError)), errors[0])
+        return [task.result() for task in tasks]
 
     async def _await(self, rank: int, call: Any) -> Any:
         from ray.exceptions import RayActorError, RayTaskError

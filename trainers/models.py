@@ -15,7 +15,7 @@ from .segments import register_segments
 
 @dataclass(frozen=True)
 class Policy:
-    """A loaded model. It is in eval mode unless activations are recomputed: dropout would change the ratio.
+    """A loaded model, in eval mode: dropout would change the ratio.
 
     packs: sequences may share a row (checked on this very model). separate_head: logits are the output embedding of
     the trunk's last hidden state and nothing more (checked), so they can be computed piece by piece.
@@ -64,9 +64,18 @@ def load_policy(
         )
     model.to(device).eval()
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-        model.train()
+        _recompute_activations(model)
     return _examined(model, vision)
+
+
+def _recompute_activations(model: Any) -> None:
+    """Layers look at their own `training` to decide; what is inside them stays in eval mode."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            module.training = True
 
 
 def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:

@@ -114,13 +114,19 @@ async def test_two_ranks_at_stage_3_save_load_and_export(start: Start, tmp_path:
 
 
 @pytest.mark.slow
-async def test_errors_come_through_and_a_dead_rank_is_named(start: Start) -> None:
+async def test_errors_of_ours_come_through(start: Start) -> None:
     group = await start()
     with pytest.raises(ConfigError, match="micro-batch-tokens 60"):
         await group.train([make_row(0, 61), make_row(1, 20, reward=0.0)], 0)
-    pid = int(group._ranks[0].where.rsplit(" ", 1)[-1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dead", [0, 1])
+async def test_the_rank_that_died_is_named(start: Start, dead: int) -> None:
+    group = await start(ranks=2)
+    pid = int(group._ranks[dead].where.rsplit(" ", 1)[-1])
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(InfrastructureError, match=rf"trainer rank 0 \(.*pid {pid}\) died: "):
+    with pytest.raises(InfrastructureError, match=rf"trainer rank {dead} \(.*pid {pid}\) died: "):
         await group.train(make_rows(), 0)
 
 

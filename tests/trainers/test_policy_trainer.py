@@ -65,6 +65,15 @@ def test_a_row_without_verdict_changes_nothing(make_trainer: Make) -> None:
     assert distance(with_it, without) < 1e-6
 
 
+def test_recomputed_activations_change_nothing(make_trainer: Make) -> None:
+    plain, recomputing = (make_trainer(train={"gradient_checkpointing": on}) for on in (False, True))
+    layers = recomputing.policy.trunk.layers
+    assert layers[0].training and not layers[0].self_attn.training and not plain.policy.trunk.layers[0].training
+    _, expected = trained(plain, [make_rows()])
+    _, result = trained(recomputing, [make_rows()])
+    assert distance(expected, result) < 1e-7
+
+
 def test_one_step_for_each_planned_update(make_trainer: Make) -> None:
     trainer = make_trainer(train={"micro_batch_tokens": 40})
     for step, count in enumerate((3, 5, 1)):

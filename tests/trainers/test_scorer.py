@@ -42,6 +42,11 @@ def test_packed_text_equals_one_by_one_and_the_plain_model(models: Path, name: s
     assert torch.allclose(together, torch.cat([reference(policy, row, 0.7) for row in rows]), atol=1e-5)
 
 
+def test_a_token_that_nothing_predicts_is_refused(models: Path) -> None:
+    with pytest.raises(DataError, match="first token"):
+        pack([make_row(0, 5, trained=5)], load_policy(str(models / "tied")), None)
+
+
 def test_chunks_change_neither_values_nor_gradients(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = load_policy(str(models / "tied"))
     rows = [make_row(seed, 30) for seed in range(3)]
