@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +30,18 @@ def connect(config: Config) -> None:
         wanted = config.engine.count + config.parallel.ranks * config.parallel.threads + 1
         options |= {"num_cpus": max(wanted, os.cpu_count() or 1)}
     ray.init(**options)
+
+
+@contextmanager
+def connected(config: Config) -> Iterator[None]:
+    """A cluster for the time of a run: a local one is ended, one that was joined is left."""
+    import ray
+
+    connect(config)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def check_gpus(config: Config) -> float:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from ..errors import AgentRLError, ConfigError, DataError
 from ..registry import suggest
-
-DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+from .exits import DONE, FAILED, INTERRUPTED, USAGE
 
 COMMANDS = {
     "train": "train a policy on an environment",

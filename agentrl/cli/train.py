@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import signal
 import time
-from collections.abc import Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
 from ..checkpoint import Checkpoints
-from ..cluster import check_gpus, connect, disconnect
+from ..cluster import check_gpus, connected
 from ..config import Config
 from ..config.checks import AlgorithmFacts, check_training, filters_groups
 from ..config.dump import to_toml
@@ -27,7 +25,9 @@ from ..report.progress import make_reporter
 from ..report.run_folder import RunFolder
 from ..training_run import RunParts, train_run
 from .console import out
+from .exits import DONE, INTERRUPTED
 from .policy import choose_model
+from .signals import terminable, until_signal
 
 DESCRIPTION = "Train a policy on an environment. Every option has a section; the short forms are shown first."
 
@@ -48,11 +48,8 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.WARNING, format="%(levelname)s %(message)s")
     algorithm = algorithm_facts(config)
     check_training(config, algorithm)
-    connect(config)
-    try:
+    with connected(config), terminable():
         return _run(config, algorithm, dry_run=command.dry_run)
-    finally:
-        disconnect()
 
 
 def algorithm_facts(config: Config) -> AlgorithmFacts:
@@ -75,12 +72,12 @@ def _run(config: Config, algorithm: AlgorithmFacts, *, dry_run: bool) -> int:
     _show(ready, plan, gpus)
     if dry_run:
         out.print(to_toml(config), markup=False, highlight=False)
-        return 0
+        return DONE
     parts = _parts(ready, plan, gpus, filters_groups(config.algo, algorithm))
     with make_reporter(config.log.progress, plan.steps) as reporter:
-        interrupted = asyncio.run(_until_signal(train_run(parts, reporter)))
+        interrupted = asyncio.run(until_signal(train_run(parts, reporter)))
     out.print(f"{'Interrupted' if interrupted else 'Done'}: {parts.folder.path}", highlight=False)
-    return 130 if interrupted else 0
+    return INTERRUPTED if interrupted else DONE
 
 
 def _model_for(config: Config, gpus: float, facts: EnvFacts) -> str:
@@ -125,16 +122,3 @@ def _folder(config: Config) -> tuple[RunFolder, Path | None]:
 def _fresh_name(config: Config) -> str:
     what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.name or Path(config.data.path or "data").stem).strip("-")
     return f"{what}-{config.algo.name}-{time.strftime('%m%d-%H%M%S')}"
-
-
-async def _until_signal(run: Coroutine[Any, Any, None]) -> bool:
-    """Await the run; True when SIGINT or SIGTERM ended it. A second signal ends the wait for an orderly end."""
-    task = asyncio.ensure_future(run)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        await task
-    except asyncio.CancelledError:
-        return True
-    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from ..errors import InfrastructureError
@@ -11,71 +12,96 @@ from .watchdog import within
 from .worker import RolloutWorker, WorkerSpec
 
 MAX_CONCURRENT = 4096
+log = logging.getLogger(__name__)
 
 
 class WorkerPool:
-    """Ray actors, restarted by Ray when their process dies; the episodes lost with it raise InfrastructureError.
-
-    A worker in which more than `max_abandoned` environment threads hang is replaced.
+    """Worker processes as Ray actors. One that dies is replaced at once; the episodes lost with it raise
+    InfrastructureError, so that the caller plays them again. One in which more than `max_abandoned` environment threads
+    hang is ended and replaced the same way. `replaced` counts both.
     """
 
     def __init__(self, spec: WorkerSpec, count: int) -> None:
-        import ray
-
-        actor = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=0, max_concurrency=MAX_CONCURRENT)(
-            RolloutWorker
-        )
-        env = {"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}}
-        self._workers: list[Any] = [actor.options(runtime_env=env).remote(spec) for _ in range(count)]
+        self._spec = spec
+        self._workers: list[Any] = [self._spawn() for _ in range(count)]
         self._load = [0] * count
         self._abandoned = [0] * count
-        self._spec = spec
+        self.replaced = 0
+
+    def _spawn(self) -> Any:
+        import ray
+
+        actor = ray.remote(RolloutWorker).options(
+            num_cpus=0,
+            max_concurrency=MAX_CONCURRENT,
+            runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}},
+        )
+        return actor.remote(self._spec)
 
     async def ready(self) -> None:
-        """Every worker can play. Raises the error that kept one from starting."""
+        """Every worker can play. Raises InfrastructureError with what kept one from starting."""
+        from ray.exceptions import RayActorError
+
         watch = self._spec.config.watchdog
-        await within(
-            asyncio.gather(*(worker.ready.remote() for worker in self._workers)),
-            "the rollout workers to start",
-            warn_after=watch.warn_after,
-            fail_after=watch.fail_after,
-        )
+        answers = asyncio.gather(*(_awaited(worker.ready.remote()) for worker in self._workers))
+        try:
+            await within(
+                answers, "the rollout workers to start", warn_after=watch.warn_after, fail_after=watch.fail_after
+            )
+        except RayActorError as error:
+            raise InfrastructureError(f"a rollout worker did not start: {error}") from error
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         """Raises InfrastructureError when the worker died or did not answer in time."""
         from ray.exceptions import RayActorError
 
         index = min(range(len(self._workers)), key=lambda i: self._load[i])
-        self._load[index] += 1
+        worker = self._workers[index]
         watch = self._spec.config.watchdog
         bound = order.limits.episode_timeout_s + order.limits.call_timeout_s + watch.warn_after
+        self._load[index] += 1
         try:
             result = await within(
-                _call(self._workers[index].play, order),
+                _call(worker.play, order),
                 f"episode {order.rollout_id}",
                 warn_after=watch.warn_after,
                 fail_after=bound,
             )
         except RayActorError as error:
+            self._replace(index, worker, "died")
             raise InfrastructureError(f"rollout worker {index} died: {str(error).splitlines()[0]}") from error
         finally:
             self._load[index] -= 1
-        self._count_abandoned(index, result)
+        self._count_abandoned(index, worker, result)
         return result
 
-    def _count_abandoned(self, index: int, result: EpisodeResult) -> None:
-        import ray
-
+    def _count_abandoned(self, index: int, worker: Any, result: EpisodeResult) -> None:
         self._abandoned[index] += int(result.metrics.get("errors/abandoned_threads", 0))
         if self._abandoned[index] > self._spec.config.rollout.max_abandoned:
-            self._abandoned[index] = 0
-            ray.kill(self._workers[index], no_restart=False)
+            self._replace(index, worker, f"has {self._abandoned[index]} environment threads that hang")
+
+    def _replace(self, index: int, worker: Any, why: str) -> None:
+        """A new process in the place of `worker`, once, however many of its episodes report the loss."""
+        import ray
+
+        if self._workers[index] is not worker:
+            return
+        log.warning("rollout worker %d %s: replaced", index, why)
+        ray.kill(worker)
+        self._abandoned[index] = 0
+        self._workers[index] = self._spawn()
+        self.replaced += 1
 
     def close(self) -> None:
+        """End every worker's process."""
         import ray
 
         for worker in self._workers:
             ray.kill(worker)
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
 
 
 async def _call(method: Any, order: EpisodeOrder) -> EpisodeResult:
