@@ -7,16 +7,18 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..messages import ToolCall
-from .hermes import malformed_call, tool_call
+from ..registry import suggest
+from .hermes import END, START, malformed_call, parse_hermes, tool_call
 
 Extract = Callable[[str, list[dict[str, Any]]], tuple[str, list[tuple[str, str]]]]
 """(text, tools) -> (content before the calls, [(name, arguments as JSON text)]); no calls when nothing parses."""
 
 MARKERS = {
-    "hermes": ("<tool_call>", "</tool_call>"),
-    "qwen3_json": ("<tool_call>", "</tool_call>"),
-    "qwen3_xml": ("<tool_call>", "</tool_call>"),
-    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "json": (START, END),
+    "hermes": (START, END),
+    "qwen3_json": (START, END),
+    "qwen3_xml": (START, END),
+    "qwen3_coder": (START, END),
     "longcat": ("<longcat_tool_call>", "</longcat_tool_call>"),
     "functiongemma": ("<start_function_call>", "<end_function_call>"),
     "dots": ("<dots_function_call>", "</dots_function_call>"),
@@ -49,24 +51,46 @@ def _parse_block(block: str, tools: list[dict[str, Any]], extract: Extract, mark
     return [tool_call(name, arguments) for name, arguments in found] or [malformed_call(block.strip())]
 
 
-def vllm_extract(parser_name: str, tokenizer: Any) -> Extract:
-    """An `Extract` over vLLM's parser of that name; loads it now. Raises ConfigError when there is none."""
-    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
+def parser_class(name: str) -> Any:
+    """vLLM's parser of that name, or None for "json", which needs none. Raises ConfigError with the nearest names."""
+    if name == "json":
+        return None
     from vllm.tool_parsers import ToolParserManager
 
     try:
-        parser_class = ToolParserManager.get_tool_parser(parser_name)
-        parser_class(tokenizer, [])
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"model.tool_parser = {parser_name!r} does not fit this model: {error}") from error
+        return ToolParserManager.get_tool_parser(name)
+    except KeyError as error:
+        near = suggest(name, ["json", *ToolParserManager.list_registered()])
+        raise ConfigError(f"model.tool_parser: vLLM has no tool parser {name!r}.{near}") from error
+
+
+def vllm_extract(parser: Any, tokenizer: Any) -> Extract:
+    """An `Extract` over a parser class of vLLM's. Raises ConfigError when it cannot work with this tokenizer."""
+    if parser is None:
+        return _json_extract
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest, ChatCompletionToolsParam
+
+    try:
+        parser(tokenizer, [])
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"model.tool_parser: {parser.__name__} does not fit this model's tokenizer: {error}"
+        ) from error
 
     def extract(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
         params = [ChatCompletionToolsParam.model_validate(_function_tool(tool)) for tool in tools]
         request = ChatCompletionRequest(messages=[], model="", tools=params or None)
-        result = parser_class(tokenizer, params).extract_tool_calls(text, request)
+        result = parser(tokenizer, params).extract_tool_calls(text, request)
         return result.content or "", [(call.function.name, call.function.arguments) for call in result.tool_calls]
 
     return extract
+
+
+def _json_extract(text: str, tools: list[dict[str, Any]]) -> tuple[str, list[tuple[str, str]]]:
+    """All or nothing, so that a malformed block is told apart by `parse_tool_calls` like any other parser's."""
+    content, calls = parse_hermes(text)
+    whole = all(call.name for call in calls)
+    return content, [(call.name, call.raw) for call in calls] if whole else []
 
 
 def _function_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ..errors import EngineError
 from ..messages import ToolCall
 from ..torchvision_ops import ensure_torchvision_imports
 from .placeholders import check_expansion, collapse, refusal
-from .tool_parsing import MARKERS, Extract, parse_tool_calls, vllm_extract
+from .tool_parsing import MARKERS, Extract, parse_tool_calls, parser_class, vllm_extract
 from .vllm_noise import silence_expected
 from .vllm_options import VLLMOptions, engine_arguments
 from .vllm_plugin import BACKEND, register
@@ -185,6 +185,7 @@ async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    parser = parser_class(options.tool_parser)
     register()
     if patched:
         _inspect_model_here(options)
@@ -193,7 +194,7 @@ async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
         AsyncEngineArgs(**engine_arguments(options), weight_transfer_config={"backend": BACKEND}),
         stat_loggers=[lambda config, index: stats],
     )
-    extract = vllm_extract(options.tool_parser, llm.get_tokenizer())
+    extract = vllm_extract(parser, llm.get_tokenizer())
     await llm.update_weight_version(str(version))
     return VLLMEngine(llm, options, version, stats, extract)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
 
 from ..engine import Generation, GenerationRequest, Health, PauseMode
-from ..errors import EngineError
+from ..errors import AgentRLError, EngineError
 from ..messages import ToolCall
 from .vllm_options import VLLMOptions, environment
 from .weights import WeightSource
@@ -35,6 +35,8 @@ class VLLMActor:
 
         try:
             self._engine = await launch(self._options, self._version)
+        except AgentRLError:
+            raise
         except Exception as error:
             raise EngineError(f"vLLM did not start: {type(error).__name__}: {error}") from error
 
@@ -67,10 +69,13 @@ class RayEngine:
     actor or on the way to it is an EngineError. Cancelling a call cancels it in the actor too.
     """
 
-    def __init__(self, actor: Any, version: int, health_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, actor: Any, version: int, health_timeout_s: float = 10.0, control_timeout_s: float = 330.0
+    ) -> None:
         self.actor = actor
         self.version = version
         self._health_timeout_s = health_timeout_s
+        self._control_timeout_s = control_timeout_s
 
     async def generate(self, request: GenerationRequest) -> Generation:
         generation: Generation = await _call(self.actor.generate.remote(request))
@@ -81,22 +86,20 @@ class RayEngine:
         return await _call(self.actor.parse.remote(text, tools))
 
     async def pause(self, mode: PauseMode) -> None:
-        await _call(self.actor.pause.remote(mode))
+        """Bounded, except that "wait" takes as long as what runs."""
+        await _call(self.actor.pause.remote(mode), None if mode == "wait" else self._control_timeout_s)
 
     async def resume(self) -> None:
-        await _call(self.actor.resume.remote())
+        await _call(self.actor.resume.remote(), self._control_timeout_s)
 
     async def update_weights(self, source: WeightSource, version: int) -> None:
-        await _call(self.actor.update_weights.remote(source, version))
+        await _call(self.actor.update_weights.remote(source, version), self._control_timeout_s)
         self.version = version
 
     async def health(self) -> Health:
         """Never raises and never waits longer than `health_timeout_s`: a dead or deaf engine is `ok=False`."""
         try:
-            async with asyncio.timeout(self._health_timeout_s):
-                health: Health = await _call(self.actor.health.remote())
-        except TimeoutError:
-            return Health(False, self.version, detail=f"no answer within {self._health_timeout_s} s")
+            health: Health = await _call(self.actor.health.remote(), self._health_timeout_s)
         except EngineError as error:
             return Health(False, self.version, detail=str(error))
         self.version = max(self.version, health.version)
@@ -105,9 +108,8 @@ class RayEngine:
     async def close(self, timeout_s: float = 10.0) -> None:
         """End the engine's processes: asked first, killed when that takes too long or fails."""
         try:
-            async with asyncio.timeout(timeout_s):
-                await _call(self.actor.shutdown.remote())
-        except (TimeoutError, EngineError):
+            await _call(self.actor.shutdown.remote(), timeout_s)
+        except EngineError:
             pass
         finally:
             ray.kill(self.actor)
@@ -128,34 +130,31 @@ async def start_engine(
     }
     actor = ray.remote(VLLMActor).options(**defaults | dict(actor_options or {})).remote(options, version)
     try:
-        async with asyncio.timeout(options.start_timeout_s):
-            await _call(actor.start.remote())
-    except BaseException as error:
+        await _call(actor.start.remote(), options.start_timeout_s)
+    except BaseException:
         ray.kill(actor)
-        if isinstance(error, TimeoutError):
-            raise EngineError(f"the engine was not ready within {options.start_timeout_s:.0f} s") from error
         raise
-    return RayEngine(actor, version)
+    return RayEngine(actor, version, control_timeout_s=options.update_timeout_s + 30.0)
 
 
-async def _call(reference: Any) -> Any:
-    """Await an actor call; cancelled here, it is cancelled there. Ray's errors become EngineErrors."""
+async def _call(reference: Any, timeout_s: float | None = None) -> Any:
+    """Await an actor call; given up here, it is cancelled there. Ray's errors and the timeout become EngineErrors."""
     try:
-        return await _awaitable(reference)
+        async with asyncio.timeout(timeout_s):
+            return await reference
     except asyncio.CancelledError:
         ray.cancel(reference)
         raise
     except TaskCancelledError as error:
         raise EngineError("the engine call was cancelled in the engine") from error
     except RayTaskError as error:
-        if isinstance(error.cause, EngineError):
+        if isinstance(error.cause, AgentRLError):
             raise error.cause from None
         raise EngineError(f"the engine call failed: {error.cause!r}") from error
+    except TimeoutError as error:
+        ray.cancel(reference)
+        raise EngineError(f"the engine actor did not answer within {timeout_s:.0f} s") from error
     except RayActorError as error:
         raise EngineError(f"the engine actor is gone: {str(error).splitlines()[0]}") from error
     except RayError as error:
         raise EngineError(f"the engine call failed: {error}") from error
-
-
-async def _awaitable(reference: Awaitable[Any]) -> Any:
-    return await reference

@@ -13,7 +13,7 @@ class VLLMOptions:
     `device` cpu | gpu decides threads, memory and defaults; `dtype` auto = float32 on the CPU, bfloat16 on a GPU.
     `kv` says what becomes of running requests at a weight update: "keep" their KV cache, or "recompute" it (exact).
     `stop_token_ids` are all the ids that end a turn: the checkpoint's own are never added. `kv_cache_gb` is GiB, for the
-    CPU. `update_timeout_s` bounds a weight update. `engine_args` go to vLLM's AsyncEngineArgs last, over everything here.
+    CPU. `tool_parser` is one of vLLM's, or "json": Hermes' blocks read with json alone. `update_timeout_s` bounds a weight update. `engine_args` go to vLLM's AsyncEngineArgs last, over everything here.
     """
 
     model: str
@@ -70,7 +70,7 @@ def environment(options: VLLMOptions) -> dict[str, str]:
 def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
     """Keyword arguments of vLLM's AsyncEngineArgs.
 
-    No chunked prefill, and room for one whole sequence in a step: on the CPU a seeded request dies in a chunked prefill.
+    On the CPU no chunked prefill, and room for a whole sequence in a step: a seeded request dies in a chunked prefill.
     """
     arguments: dict[str, Any] = {
         "model": options.model,
@@ -78,8 +78,6 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
         "seed": options.seed,
         "max_model_len": options.max_model_len,
         "max_num_seqs": options.max_num_seqs,
-        "max_num_batched_tokens": max(options.max_model_len, 8192),
-        "enable_chunked_prefill": False,
         "enable_prefix_caching": True,
         "enforce_eager": options.enforce_eager,
         "tensor_parallel_size": options.tensor_parallel_size,
@@ -95,6 +93,8 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
     }
     if options.device == "cpu":
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(options.max_model_len, 8192)
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     return arguments | options.engine_args

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from agentrl.engines.tool_parsing import MARKERS, parse_tool_calls
+from agentrl.engines.tool_parsing import MARKERS, parse_tool_calls, parser_class, vllm_extract
 
 GOOD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
@@ -43,6 +43,14 @@ def test_an_open_block_is_malformed() -> None:
 
 def test_arguments_that_are_no_object_are_none() -> None:
     assert parse('<tool_call>{"name": "add", "arguments": [1]}</tool_call>')[1] == [("add", None, "[1]")]
+
+
+def test_json_is_hermes_without_vllm() -> None:
+    assert parser_class("json") is None
+    extract = vllm_extract(None, None)
+    content, calls = parse_tool_calls(f"so {GOOD}<tool_call>{{oops</tool_call>{GOOD}", [], extract, MARKERS["json"])
+    assert content == "so"
+    assert [(call.name, call.arguments) for call in calls] == [("add", {"a": 1}), ("", None), ("add", {"a": 1})]
 
 
 def test_without_markers_nothing_is_cut() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,7 +16,7 @@ from PIL import Image as PILImage
 
 from agentrl.engine import Generation, GenerationRequest, Sampling
 from agentrl.engines.vllm_actor import RayEngine
-from agentrl.errors import EngineError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.messages import Image
 
 from . import reference, tiny
@@ -120,6 +122,11 @@ async def test_a_dead_engine_process_is_an_engine_error(trio: tuple[RayEngine, A
     health = await engine.health()
     assert not health.ok and health.detail
     ray.kill(engine.actor)
-    with pytest.raises(EngineError, match="gone"):
+    with pytest.raises(EngineError, match=r"gone|not answer"):
         await sample(engine, [1, 2, 3], [])
     assert not (await engine.health()).ok
+
+
+async def test_an_unknown_tool_parser_is_the_users_mistake(launch: Callable[..., RayEngine], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Did you mean hermes"):
+        await asyncio.to_thread(launch, tmp_path, tool_parser="hermess")
