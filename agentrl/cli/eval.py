@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from ..report.metrics import Metrics
 from ..report.rollout_file import RolloutFile
 from ..rollout.episode import EpisodeResult
 from .console import out, progress_bar
+from .exits import DONE, FAILED
 from .playing import (
     Hidden,
     PlayCommand,
@@ -74,14 +76,20 @@ def main(argv: list[str]) -> int:
     check_engine(config)
     check_sources(config)
     _check_out(command.out)
-    ready, metrics, results = run_until_signal(_evaluate(command, config))
-    tasks = len(ready.held_out)
-    out.print(metrics_table(f"{tasks} tasks x {config.eval.n} episodes, {ready.model_path}", metrics))
+    metrics: Metrics = {}
+    results: list[EpisodeResult] = []
+    with ExitStack() as session:
+        ready, gpus = ready_to_play(config, session)
+        if not ready.held_out:
+            raise ConfigError(f"There are no tasks for --eval.split {config.eval.split}.")
+        run_until_signal(_evaluate(command, ready, gpus, metrics, results))
+    title = f"{len(ready.held_out)} tasks x {config.eval.n} episodes, {ready.model_path}"
+    out.print(metrics_table(title, metrics))
     show_errors(out, results)
     if command.out is not None:
         Path(command.out).write_text(json.dumps(report(ready, metrics, command.ks), indent=2) + "\n")
         out.print(f"written to {command.out}", markup=False)
-    return 1 if all(result.error is not None for result in results) else 0
+    return FAILED if all(result.error is not None for result in results) else DONE
 
 
 def settings(command: EvalCommand) -> Config:
@@ -105,11 +113,9 @@ def _check_out(path: str | None) -> None:
         raise ConfigError(f"--out {path}: there is no folder {Path(path).parent}.")
 
 
-async def _evaluate(command: EvalCommand, config: Config) -> tuple[Ready, Metrics, list[EpisodeResult]]:
-    ready, gpus = await ready_to_play(config)
-    if not ready.held_out:
-        raise ConfigError(f"There are no tasks for --eval.split {config.eval.split}.")
-    results: list[EpisodeResult] = []
+async def _evaluate(
+    command: EvalCommand, ready: Ready, gpus: float, metrics: Metrics, results: list[EpisodeResult]
+) -> None:
     with RolloutFile(command.rollouts) as file, progress_bar() as bar:
 
         def seen(result: EpisodeResult) -> None:
@@ -118,9 +124,9 @@ async def _evaluate(command: EvalCommand, config: Config) -> tuple[Ready, Metric
             bar("episodes", len(results) / evaluator.episodes)
 
         async with open_player(ready, file.images, gpus) as player:
-            evaluator = Evaluator(config, player, ready.held_out, ready.limits, ks=command.ks, seen=seen)
-            metrics = await evaluator.run()
-    return ready, {key.removeprefix("eval/"): value for key, value in metrics.items()}, results
+            evaluator = Evaluator(ready.config, player, ready.held_out, ready.limits, ks=command.ks, seen=seen)
+            found = await evaluator.run()
+    metrics.update({key.removeprefix("eval/"): value for key, value in found.items()})
 
 
 def report(ready: Ready, metrics: Metrics, ks: list[int]) -> dict[str, Any]:

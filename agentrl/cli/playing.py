@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import tyro
 
+from ..assemble import make_executor, make_renderer
 from ..config import (
     AlgoSection,
     CkptSection,
@@ -23,13 +23,15 @@ from ..config import (
 )
 from ..engine import Engine
 from ..errors import ConfigError
+from ..image_store import ImageStore
 from ..preflight import EnvFacts, Ready, preflight
 from ..registry import load_object, suggest
 from ..renderer import Renderer
 from ..rollout.dispatcher import Player
+from ..rollout.worker import EpisodePlayer
 from .policy import choose_model, tiny_kind, untrained_tiny
+from .signals import terminable, until_signal
 
-T = TypeVar("T")
 Hidden = tyro.conf.Suppress
 
 ENGINES = ("vllm", "scripted", "random")
@@ -93,46 +95,49 @@ def check_sources(config: Config) -> None:
         raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
 
 
-async def ready_to_play(config: Config) -> tuple[Ready, float]:
-    """(what is known before anything starts, the GPUs there are). Joins Ray only for an engine that needs it."""
+def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, float]:
+    """(what is known before anything loads, the GPUs there are). Joins Ray, for as long as `session` lasts, only for an
+    engine that needs it, and after the environment has shown that it works.
+    """
     gpus = 0.0
 
     def model(facts: EnvFacts) -> str:
         nonlocal gpus
-        if config.engine.name not in IN_PROCESS:
-            gpus = _cluster_gpus(config)
-        elif config.model.path is None:
-            return untrained_tiny(tiny_kind(facts.images > 0))
-        return choose_model(config, facts.images > 0, gpus)
+        uses_images = facts.images > 0
+        if config.engine.name in IN_PROCESS:
+            return (
+                choose_model(config, uses_images, gpus) if config.model.path else untrained_tiny(tiny_kind(uses_images))
+            )
+        gpus = _join(config, session)
+        return choose_model(config, uses_images, gpus)
 
-    return await preflight(config, model), gpus
+    return asyncio.run(preflight(config, model)), gpus
 
 
-def _cluster_gpus(config: Config) -> float:
-    from ..cluster import check_gpus, connect
+def _join(config: Config, session: ExitStack) -> float:
+    """GPUs of the cluster."""
+    from ..cluster import check_gpus, connected
 
-    connect(config)
+    session.enter_context(connected(config))
+    session.enter_context(terminable())
     return check_gpus(config)
 
 
 @asynccontextmanager
 async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterator[Player]:
     """Where episodes are played: in this process for an engine without a model, else in workers on Ray."""
-    if ready.config.engine.name in IN_PROCESS:
-        from ..rollout.worker import RolloutWorker, WorkerSpec
-
-        worker = RolloutWorker(WorkerSpec(ready.config, ready.model_path, str(image_dir), ()))
-        worker.engines = (_engine_here(ready.config, worker.renderer),) * ready.config.engine.count
-        yield worker
+    config = ready.config
+    if config.engine.name in IN_PROCESS:
+        renderer = make_renderer(config, ready.model_path)
+        engines = [_engine_here(config, renderer)] * config.engine.count
+        name = config.env.name or "data"
+        yield EpisodePlayer(engines, renderer, make_executor(config), ImageStore(image_dir), name)
         return
-    from ..cluster import Cluster, disconnect
+    from ..cluster import Cluster
 
-    try:
-        async with Cluster(ready, image_dir, gpus) as cluster:
-            assert cluster.pool is not None
-            yield cluster.pool
-    finally:
-        disconnect()
+    async with Cluster(ready, image_dir, gpus) as cluster:
+        assert cluster.pool is not None
+        yield cluster.pool
 
 
 def _engine_here(config: Config, renderer: Renderer) -> Engine:
@@ -144,17 +149,7 @@ def _engine_here(config: Config, renderer: Renderer) -> Engine:
     return RandomEngine(ordinary_ids(renderer), renderer.stop_ids, seed=config.run.seed)
 
 
-def run_until_signal(work: Coroutine[Any, Any, T]) -> T:
-    """The work's result. SIGINT and SIGTERM cancel it and, once it has cleaned up, become KeyboardInterrupt."""
-    return asyncio.run(_until_signal(work))
-
-
-async def _until_signal(work: Coroutine[Any, Any, T]) -> T:
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+def run_until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run the work. Raises KeyboardInterrupt when SIGINT or SIGTERM ended it, after it has cleaned up."""
+    if asyncio.run(until_signal(work)):
+        raise KeyboardInterrupt

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Annotated
 
 import tyro
 from pydantic import Field
 
-from ..config import Config, EvalSection
+from ..config import EvalSection
 from ..config.load import parse_command
 from ..engine import Sampling
 from ..errors import ConfigError, InfrastructureError
@@ -21,6 +22,7 @@ from ..rollout.episode import EpisodeOrder, EpisodeResult, failed
 from ..rollout.task_source import TaskSource
 from ..seeds import env_seed, sampling_seed
 from .console import out, progress_bar
+from .exits import DONE, FAILED
 from .playing import Hidden, PlayCommand, check_engine, check_sources, open_player, ready_to_play, run_until_signal
 from .summary import show_summary
 
@@ -47,15 +49,19 @@ def main(argv: list[str]) -> int:
     config = command.settings(eval=held_out)
     check_engine(config)
     check_sources(config)
-    results = run_until_signal(_rollout(command, config))
-    show_summary(out, results, command.out)
-    return 1 if all(result.error is not None for result in results) else 0
-
-
-async def _rollout(command: RolloutCommand, config: Config) -> list[EpisodeResult]:
-    ready, gpus = await ready_to_play(config)
-    orders = make_orders(command, ready)
     results: list[EpisodeResult] = []
+    with ExitStack() as session:
+        ready, gpus = ready_to_play(config, session)
+        orders = make_orders(command, ready)
+        run_until_signal(_play(command, ready, gpus, orders, results))
+    results.sort(key=lambda result: (result.draw, result.sample))
+    show_summary(out, results, command.out)
+    return FAILED if all(result.error is not None for result in results) else DONE
+
+
+async def _play(
+    command: RolloutCommand, ready: Ready, gpus: float, orders: Sequence[EpisodeOrder], results: list[EpisodeResult]
+) -> None:
     with RolloutFile(command.out) as file, progress_bar() as bar:
 
         def back(result: EpisodeResult) -> None:
@@ -64,8 +70,7 @@ async def _rollout(command: RolloutCommand, config: Config) -> list[EpisodeResul
             bar("episodes", len(results) / len(orders))
 
         async with open_player(ready, file.images, gpus) as player:
-            await play_all(player, orders, config.rollout.max_episodes, back)
-    return sorted(results, key=lambda result: (result.draw, result.sample))
+            await play_all(player, orders, ready.config.rollout.max_episodes, back)
 
 
 def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
