@@ -101,16 +101,18 @@ class RolloutContext:
         return await self._engine_call(f"{self.rollout_id}: parsing", self.engine.parse(text, tools))
 
     async def _engine_call(self, what: str, call: Awaitable[Any]) -> Any:
-        """The fault boundary of the engine; `waiting_for` names the call while it runs."""
+        """The fault boundary of the engine; `waiting_for` names the call until it is answered."""
         self.waiting_for.append(what)
         try:
-            return await call
+            answer = await call
         except AgentRLError:
+            self.waiting_for.remove(what)
             raise
         except Exception as error:
-            raise EngineError(f"{what}: the engine raised {type(error).__name__}: {error}") from error
-        finally:
             self.waiting_for.remove(what)
+            raise EngineError(f"{what}: the engine raised {type(error).__name__}: {error}") from error
+        self.waiting_for.remove(what)
+        return answer
 
     def keep_images(self, images: Sequence[Image]) -> None:
         """Put the pictures of an observation into the run's store, so that the trainer finds them by hash."""
