@@ -23,7 +23,7 @@ _UNUSED = ("torchaudio", "torchcodec")
 
 @functools.cache
 def ensure_torchvision_imports() -> Any:
-    """Call before the first import of transformers' processors or models, or of vLLM, in every process.
+    """Call before the first use of transformers' processors or models, and before importing vLLM, in every process.
 
     Does nothing where torchvision loads by itself or is not installed. The result owns the operator definitions and stays
     in the cache, as dropping it would undo them; None = none were needed.
@@ -32,6 +32,8 @@ def ensure_torchvision_imports() -> Any:
         return None
     for name in _UNUSED:
         _hide_if_broken(name)
+    if "transformers" in sys.modules:
+        _let_transformers_look_again()
     import torch
 
     library = torch.library.Library("torchvision", "FRAGMENT")
@@ -67,3 +69,11 @@ def _hide_if_broken(name: str) -> None:
         importlib.import_module(name)
     except (ImportError, OSError, RuntimeError):
         sys.modules[name] = None  # type: ignore[assignment]
+
+
+def _let_transformers_look_again() -> None:
+    """Transformers remembers from its import which packages there are."""
+    from transformers.utils import import_utils
+
+    import_utils.is_torchaudio_available.cache_clear()
+    import_utils.is_torchcodec_available.cache_clear()

@@ -17,6 +17,7 @@ EXPECTED = {
     "vllm.platforms.cpu": ("Triton is not installed", "Reset SSM cache type"),
     "vllm.v1.worker.cpu_worker": ("%s is not found in LD_PRELOAD", "CPU backend doesn't allow to use"),
     "vllm.model_executor.model_loader.reload.layerwise": ("%s: Failed to load weights",),
+    "vllm.v1.utils": ("[shutdown] Process manager: force killing",),
     "vllm.v1.engine.core": ("Resetting the multi-modal cache when", "Resetting the encoder cache when"),
 }
 """Each is a consequence of how `engine_arguments` starts vLLM or of a weight update with requests held back; names are checked by us."""

@@ -1,0 +1,25 @@
+"""The repair of torchvision's import, in processes of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+REPAIR = "from agentrl.torchvision_ops import ensure_torchvision_imports as ensure; ensure(); ensure()\n"
+USE = "from transformers import Qwen3ForCausalLM, Qwen2VLImageProcessor\nimport torchvision.transforms.v2.functional\n"
+
+
+@pytest.mark.parametrize("before", ["", "import transformers; from transformers import AutoTokenizer\n"])
+def test_models_and_processors_import_whatever_torchvision_is_there(before: str) -> None:
+    pytest.importorskip("torch")
+    run = subprocess.run(
+        [sys.executable, "-c", before + REPAIR + USE], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_nothing_is_loaded_where_torch_is_absent() -> None:
+    code = "import sys; sys.modules['torch'] = None\n" + REPAIR + "assert 'torchvision' not in sys.modules"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
