@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the wheel, unpacks it beside nothing else, and runs mypy on the package in it.
+# Runs mypy on the package as the wheel holds it.
 #
 #   scripts/check_types.sh [VENV]
 set -euo pipefail
@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 venv=$(cd "${1:-.venv}" && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-"$venv/bin/python" -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w "$work" . 
+scripts/build_wheel.sh "$work" "$venv/bin/python"
 "$venv/bin/python" -m zipfile -e "$work"/agentrl-*.whl "$work/site"
 cp pyproject.toml "$work/"
 cd "$work"

@@ -9,6 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..group_statistics import keep_group as keep_group
+    from ..group_statistics import pass_at_k as pass_at_k
     from .advantages import Advantages as Advantages
     from .advantages import compute_advantages as compute_advantages
     from .aggregation import aggregate as aggregate
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from .distribution import token_logprobs as token_logprobs
     from .estimators import algorithm as algorithm
     from .estimators import register_advantage as register_advantage
-    from .filtering import keep_group as keep_group
     from .kl import kl_estimate as kl_estimate
     from .kl import kl_loss as kl_loss
     from .kl_control import AdaptiveKL as AdaptiveKL
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from .metrics import Mean as Mean
     from .metrics import averages as averages
     from .metrics import merge as merge
-    from .passing import pass_at_k as pass_at_k
     from .preference import dpo_loss as dpo_loss
     from .preference import reward_model_loss as reward_model_loss
     from .presets import PRESETS as PRESETS
@@ -45,18 +45,17 @@ if TYPE_CHECKING:
     from .whitening import whiten as whiten
 
 _MODULES = {
+    ".group_statistics": ("keep_group", "pass_at_k"),
     "advantages": ("Advantages", "compute_advantages"),
     "aggregation": ("aggregate", "token_weights"),
     "corrections": ("correction_weights",),
     "decisions": ("Decisions",),
     "distribution": ("entropy", "token_logprobs"),
     "estimators": ("algorithm", "register_advantage"),
-    "filtering": ("keep_group",),
     "kl": ("kl_estimate", "kl_loss"),
     "kl_control": ("AdaptiveKL", "FixedKL", "kl_controller"),
     "losses": ("Loss", "policy_loss", "value_loss"),
     "metrics": ("Mean", "averages", "merge"),
-    "passing": ("pass_at_k",),
     "preference": ("dpo_loss", "reward_model_loss"),
     "presets": ("PRESETS", "Preset", "find_preset"),
     "schedule": ("planned_updates",),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from ..group_statistics import pass_at_k
 from ..rollout.episode import EpisodeResult
 from ..rollout.group import Group
 
@@ -18,15 +18,6 @@ def mean(values: Iterable[float]) -> float | None:
     """Arithmetic mean, None of nothing."""
     listed = list(values)
     return float(np.mean(listed)) if listed else None
-
-
-def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that one of k samples drawn from n, c of them right, is right (Chen et al. 2021). Needs 1 <= k <= n."""
-    if not 1 <= k <= n:
-        raise ValueError(f"pass@{k} needs at least {k} samples, there are {n}")
-    if n - c < k:
-        return 1.0
-    return 1.0 - math.prod((n - c - i) / (n - i) for i in range(k))
 
 
 def episode_metrics(results: Sequence[EpisodeResult]) -> Metrics:

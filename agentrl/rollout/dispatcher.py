@@ -17,9 +17,10 @@ from ..config import Config
 from ..engine import Limits, Sampling
 from ..env import Task
 from ..errors import AgentRLError, InfrastructureError
+from ..group_statistics import keep_group
 from ..seeds import env_seed, sampling_seed
 from .episode import EpisodeOrder, EpisodeResult, failed
-from .group import Group, has_signal
+from .group import Group
 from .staleness import GroupState, RolloutState, close_batch, may_dispatch
 from .task_source import TaskSource
 from .watchdog import within
@@ -249,7 +250,7 @@ class Dispatcher:
         limits = self.config.algo.filter.range or (None, None)
         if not group.valid:
             self._drop(group, "failed")
-        elif self.filter_groups and not has_signal(group.scores(), *limits):
+        elif self.filter_groups and not keep_group(group.scores(), *limits):
             self._drop(group, "filtered")
 
     def _drop(self, group: Group, outcome: str) -> None:

@@ -37,14 +37,3 @@ class Group:
     def scores(self) -> list[float]:
         """Raw scores of the members with a verdict, before any shaping."""
         return [float(result.score) for result in self.valid if result.score is not None]
-
-
-def has_signal(scores: list[float], low: float | None, high: float | None) -> bool:
-    """Whether a group's raw scores can teach anything: at least two, not all equal, and mean strictly inside the range.
-
-    DAPO's dynamic sampling (Yu et al. 2025), on the outcome alone.
-    """
-    if len(scores) < 2 or max(scores) - min(scores) <= 0:
-        return False
-    mean = sum(scores) / len(scores)
-    return (low is None or mean > low) and (high is None or mean < high)
