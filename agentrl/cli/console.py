@@ -45,4 +45,4 @@ class _PlainBar:
         if what == self._what and quarter <= self._quarter:
             return
         self._what, self._quarter = what, quarter
-        err.print(f"{what}: {share:.0%}")
+        err.print(f"{what}: {share:.0%}", markup=False)
