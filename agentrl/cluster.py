@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .assemble import parse_options
 from .config import Config
@@ -17,6 +17,10 @@ from .errors import ConfigError
 from .preflight import Ready
 from .rollout.pool import WorkerPool
 from .rollout.worker import WorkerSpec
+
+if TYPE_CHECKING:
+    from .engines.vllm_actor import RayEngine
+    from .engines.vllm_options import VLLMOptions
 
 
 def connect(config: Config) -> None:
@@ -68,34 +72,39 @@ class Cluster:
         self.config = ready.config
         self.image_dir = str(image_dir)
         self.gpus = gpus
-        self.engines: list[Any] = []
+        self.engines: list[RayEngine] = []
         self.pool: WorkerPool | None = None
 
     async def __aenter__(self) -> Cluster:
         try:
-            starts = [self._start_engine() for _ in range(self.config.engine.count)]
-            self.engines = list(await asyncio.gather(*starts))
+            self.engines = [self._spawn_engine() for _ in range(self.config.engine.count)]
             spec = WorkerSpec(self.config, self.ready.model_path, self.image_dir, tuple(self.engines))
             self.pool = WorkerPool(spec, self.config.rollout.workers)
-            await self.pool.ready()
+            await asyncio.gather(self.pool.ready(), *(engine.start() for engine in self.engines))
         except BaseException:
             await self.close()
             raise
         return self
 
-    async def _start_engine(self) -> Any:
+    def _spawn_engine(self) -> RayEngine:
         engine = self.config.engine
         if engine.name == "scripted":
-            from .engines.scripted_actor import start_scripted
+            from .engines.scripted_actor import spawn_scripted
 
-            return await start_scripted(engine.script or "")
-        from .engines.vllm_actor import start_engine
+            return spawn_scripted(engine.script or "")
+        from .engines.vllm_actor import spawn_engine
+
+        options = self._vllm_options()
+        gpus = (1.0 if engine.gpus is None else engine.gpus) if options.device == "gpu" else 0
+        return spawn_engine(options, actor_options={"num_gpus": gpus})
+
+    def _vllm_options(self) -> VLLMOptions:
         from .engines.vllm_options import VLLMOptions
 
-        on_gpu = self.gpus > 0 and engine.gpus != 0
-        options = VLLMOptions(
+        engine = self.config.engine
+        return VLLMOptions(
             model=self.ready.model_path,
-            device="gpu" if on_gpu else "cpu",
+            device="gpu" if self.gpus > 0 and engine.gpus != 0 else "cpu",
             dtype=self.config.model.dtype,
             max_model_len=self.ready.limits.max_len,
             max_num_seqs=engine.max_seqs,
@@ -109,8 +118,6 @@ class Cluster:
             update_timeout_s=engine.update_timeout_s,
             engine_args=parse_options(engine.args, "--engine.args"),
         )
-        gpus = (1.0 if engine.gpus is None else engine.gpus) if on_gpu else 0
-        return await start_engine(options, actor_options={"num_gpus": gpus})
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

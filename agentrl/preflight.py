@@ -36,7 +36,7 @@ class EnvFacts:
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that may start: its model, tasks, limits, and the ids that end a turn."""
+    """A run that may start: its model, tasks, limits, and the ids that end a turn (a sampled image placeholder does)."""
 
     config: Config
     model_path: str
@@ -76,7 +76,8 @@ async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> 
     held_out = (
         list(itertools.islice(make_tasks(config, config.eval.split), config.eval.tasks)) if config.eval.enable else []
     )
-    return Ready(config, model_path, tasks, held_out, facts, limits, renderer.stop_ids)
+    stop_ids = tuple(sorted({*renderer.stop_ids, *renderer.placeholder_ids}))
+    return Ready(config, model_path, tasks, held_out, facts, limits, stop_ids)
 
 
 def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..registry import load_object
 from .scripted import ScriptedEngine
+
+if TYPE_CHECKING:
+    from .vllm_actor import RayEngine
 
 
 class ScriptedActor(ScriptedEngine):
@@ -21,12 +24,11 @@ class ScriptedActor(ScriptedEngine):
         """Nothing to end: the actor is the engine."""
 
 
-async def start_scripted(script: str, version: int = 0) -> Any:
-    """A `RayEngine` over a scripted actor on the connected cluster."""
+def spawn_scripted(script: str, version: int = 0) -> RayEngine:
+    """The handle of a new scripted engine on the connected cluster; it answers after `await engine.start()`."""
     import ray
 
     from .vllm_actor import MAX_CONCURRENCY, RayEngine
 
     actor = ray.remote(ScriptedActor).options(num_cpus=0, max_concurrency=MAX_CONCURRENCY).remote(script, version)
-    await actor.start.remote()
     return RayEngine(actor, version)

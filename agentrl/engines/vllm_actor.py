@@ -70,12 +70,26 @@ class RayEngine:
     """
 
     def __init__(
-        self, actor: Any, version: int, health_timeout_s: float = 10.0, control_timeout_s: float = 330.0
+        self,
+        actor: Any,
+        version: int,
+        health_timeout_s: float = 10.0,
+        control_timeout_s: float = 330.0,
+        start_timeout_s: float = 600.0,
     ) -> None:
         self.actor = actor
         self.version = version
+        self._start_timeout_s = start_timeout_s
         self._health_timeout_s = health_timeout_s
         self._control_timeout_s = control_timeout_s
+
+    async def start(self) -> None:
+        """Load the model and wait until the engine answers, at most `start_timeout_s`. Raises EngineError."""
+        try:
+            await _call(self.actor.start.remote(), self._start_timeout_s)
+        except BaseException:
+            ray.kill(self.actor)
+            raise
 
     async def generate(self, request: GenerationRequest) -> Generation:
         generation: Generation = await _call(self.actor.generate.remote(request))
@@ -115,12 +129,12 @@ class RayEngine:
             ray.kill(self.actor)
 
 
-async def start_engine(
+def spawn_engine(
     options: VLLMOptions, version: int = 0, *, actor_options: Mapping[str, Any] | None = None
 ) -> RayEngine:
-    """Start one engine on the connected Ray cluster and wait until it answers, at most `start_timeout_s`.
+    """The handle of a new engine on the connected Ray cluster; it answers after `await engine.start()`.
 
-    `actor_options` are Ray's (name, num_cpus, num_gpus, scheduling_strategy, …) and win over the defaults. Raises EngineError.
+    `actor_options` are Ray's (name, num_cpus, num_gpus, scheduling_strategy, …) and win over the defaults.
     """
     defaults: dict[str, Any] = {
         "num_cpus": 1,
@@ -129,12 +143,21 @@ async def start_engine(
         "runtime_env": {"env_vars": environment(options)},
     }
     actor = ray.remote(VLLMActor).options(**defaults | dict(actor_options or {})).remote(options, version)
-    try:
-        await _call(actor.start.remote(), options.start_timeout_s)
-    except BaseException:
-        ray.kill(actor)
-        raise
-    return RayEngine(actor, version, control_timeout_s=options.update_timeout_s + 30.0)
+    return RayEngine(
+        actor,
+        version,
+        control_timeout_s=options.update_timeout_s + 30.0,
+        start_timeout_s=options.start_timeout_s,
+    )
+
+
+async def start_engine(
+    options: VLLMOptions, version: int = 0, *, actor_options: Mapping[str, Any] | None = None
+) -> RayEngine:
+    """`spawn_engine`, and wait until it answers. Raises EngineError."""
+    engine = spawn_engine(options, version, actor_options=actor_options)
+    await engine.start()
+    return engine
 
 
 async def _call(reference: Any, timeout_s: float | None = None) -> Any:
