@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,14 @@ from ..rollout.episode import EpisodeResult
 from ..rollout.group import Group
 from ..training import TrainReport
 from ..trajectory import Row
+
+JSON_LINES: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
+"""How a file of records is opened. A lone surrogate, which UTF-8 cannot hold, is written as JSON's escape for it."""
+
+
+def json_line(record: Mapping[str, Any]) -> str:
+    """A record as one line; what JSON has no form for is its str."""
+    return json.dumps(record, ensure_ascii=False, default=str) + "\n"
 
 
 def batch_records(batch: Batch, report: TrainReport, step: int) -> Iterator[dict[str, Any]]:

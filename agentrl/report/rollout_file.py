@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +9,7 @@ from types import TracebackType
 
 from ..errors import ConfigError
 from ..rollout.episode import EpisodeResult
-from .record import episode_record
+from .record import JSON_LINES, episode_record, json_line
 
 
 class RolloutFile:
@@ -28,7 +27,7 @@ class RolloutFile:
         path = Path(out)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._stack.enter_context(path.open("w"))
+            self._file = self._stack.enter_context(path.open("w", **JSON_LINES))
         except OSError as error:
             raise ConfigError(f"--out {out} cannot be written: {error.strerror}.") from error
         self.images = path.parent / "images"
@@ -46,5 +45,5 @@ class RolloutFile:
         if self._file is None:
             return
         record = episode_record(result, step=0, outcome="played" if result.error is None else "failed")
-        self._file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+        self._file.write(json_line(record))
         self._file.flush()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .record import JSON_LINES, json_line
 
 
 class RunFolder:
@@ -68,14 +69,16 @@ class RunFolder:
         else:
             self.add_metrics(record)
 
+    def _text(self) -> str:
+        return self.metrics.read_text(encoding="utf-8") if self.metrics.is_file() else ""
+
     def _lines(self) -> list[str]:
-        if not self.metrics.is_file():
-            return []
-        return [line for line in self.metrics.read_text().splitlines() if line.strip()]
+        """The whole lines of metrics.jsonl; one that a crash cut short is left out."""
+        return [line for line in self._text().split("\n")[:-1] if line.strip()]
 
     def _rewrite(self, lines: list[str]) -> None:
         part = self.metrics.with_suffix(".part")
-        part.write_text("".join(line + "\n" for line in lines))
+        part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         os.replace(part, self.metrics)
 
     def rewind(self, step: int) -> None:
@@ -87,16 +90,16 @@ class RunFolder:
                 os.replace(path, _free_name(superseded / path.name))
         lines = self._lines()
         kept = [line for line in lines if json.loads(line)["step"] <= step]
-        if len(kept) < len(lines):
+        if "".join(line + "\n" for line in kept) != self._text():
             superseded.mkdir(exist_ok=True)
             shutil.copy(self.metrics, _free_name(superseded / self.metrics.name))
             self._rewrite(kept)
 
 
 def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    with path.open("a") as file:
+    with path.open("a", **JSON_LINES) as file:
         for record in records:
-            file.write(json.dumps(record, ensure_ascii=False, default=str) + "\n")
+            file.write(json_line(record))
 
 
 def _free_name(path: Path) -> Path:

@@ -50,7 +50,7 @@ def evaluate(agentrl, models, write, tmp_path):
             *("--engine.script", f"{script}:say", "--out", out, "--rollouts", rollouts, *argv),
         )
         report = json.loads(out.read_text()) if out.is_file() else {}
-        lines = rollouts.read_text().splitlines() if rollouts.is_file() else []
+        lines = rollouts.read_text().split("\n")[:-1] if rollouts.is_file() else []
         return said, report, [json.loads(line) for line in lines]
 
     return measure

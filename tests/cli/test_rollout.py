@@ -41,7 +41,9 @@ AGENT = """
 
 
 def records(path: Path) -> list[dict[str, Any]]:
-    return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda r: (r["draw"], r["sample"]))
+    return sorted(
+        (json.loads(line) for line in path.read_text().split("\n")[:-1]), key=lambda r: (r["draw"], r["sample"])
+    )
 
 
 @pytest.fixture
