@@ -35,7 +35,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Tools:
-    """What a rank computes with. `pictures` is None for a text model."""
+    """What a rank computes with. `pictures` is None for a text model; `always_look` as in `split_packs`."""
 
     policy: Policy
     pictures: PixelCache | None
@@ -43,6 +43,7 @@ class Tools:
     objective: Objective
     rank: int
     device: torch.device
+    always_look: bool = False
 
 
 class BatchPass:
@@ -131,10 +132,11 @@ class BatchPass:
     def _score(self, rows: MicroBatch) -> tuple[list[Tensor], list[Tensor]]:
         """Log-probs and entropies of the trained tokens of each row."""
         tools = self._tools
-        packs = split_packs([self._rows[row] for row in rows], tools.policy, tools.pictures)
+        own = [self._rows[row] for row in rows]
+        packs = split_packs(own, tools.policy, tools.pictures, always_look=tools.always_look)
         logp, entropy = tools.backend([pack.to(tools.device) for pack in packs])
         counts = [count for pack in packs for count in pack.counts]
-        return list(logp.split(counts)), list(entropy.split(counts))
+        return list(logp.split(counts))[: len(rows)], list(entropy.split(counts))[: len(rows)]
 
     def _compare(self, rows: MicroBatch, logp: Tensor) -> None:
         """The trainer's log-probs [B, L] against those the engine gave, where both are of the same weights."""

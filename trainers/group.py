@@ -62,7 +62,7 @@ class RankProcess:
 
         disable_progress_bar()
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        self._trainer = PolicyTrainer(*arguments, place=Place(rank, ranks, store))
+        self._trainer = PolicyTrainer(*arguments, Place(rank, ranks, store))
 
     @property
     def trainer(self) -> PolicyTrainer:

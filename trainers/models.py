@@ -89,7 +89,7 @@ def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
 def _examined(model: Any, vision: bool) -> Policy:
     """Find out by trying what this model can do."""
     packs = _try_packing(model, vision)
-    placeholders = (model.config.image_token_id, model.config.video_token_id) if vision else ()
+    placeholders: tuple[int, ...] = (model.config.image_token_id, model.config.video_token_id) if vision else ()
     return Policy(
         model=model,
         packs=packs,

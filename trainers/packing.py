@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import DataError
 from ..trajectory import Row
 from .models import Policy, text_positions
-from .pixels import PixelCache, Pixels
+from .pixels import BLANK, PixelCache, Pixels
 
 
 @dataclass
@@ -70,11 +70,31 @@ def pack(rows: Sequence[Row], policy: Policy, pictures: PixelCache | None) -> Pa
     )
 
 
-def split_packs(rows: Sequence[Row], policy: Policy, pictures: PixelCache | None) -> list[Pack]:
-    """One pack of all rows, or one a row for a model whose sequences cannot share a row."""
+def split_packs(
+    rows: Sequence[Row], policy: Policy, pictures: PixelCache | None, *, always_look: bool = False
+) -> list[Pack]:
+    """One pack of all rows, or one a row for a model whose sequences cannot share a row.
+
+    always_look: rows without any picture are followed by a black one, untrained. Ranks that shard a vision model reduce
+    and gather its vision half together, so none may skip it.
+    """
+    if always_look and pictures is not None and not any(row.images for row in rows):
+        rows = [*rows, _blank_row(policy, pictures)]
     if policy.packs:
         return [pack(rows, policy, pictures)]
     return [pack([row], policy, pictures) for row in rows]
+
+
+def _blank_row(policy: Policy, pictures: PixelCache) -> Row:
+    count = pictures.blank()
+    return Row(
+        token_ids=np.full(count, policy.image_id, np.int32),
+        loss_mask=np.zeros(count, np.bool_),
+        logprobs=np.zeros(count, np.float32),
+        versions=np.full(count, -1, np.int32),
+        rewards=np.zeros(count, np.float32),
+        images=[(BLANK, 0, count)],
+    )
 
 
 def _slots(rows: Sequence[Row], starts: np.ndarray) -> np.ndarray:

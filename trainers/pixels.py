@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from PIL import Image as PILImage
 from torch import Tensor
 
 from ..errors import DataError
@@ -13,6 +14,8 @@ from ..torchvision_ops import ensure_torchvision_imports
 
 Pixels = dict[str, Tensor]
 """What the image processor gives for one picture: pixel_values [patches, D], image_grid_thw [1, 3]."""
+BLANK = "blank"
+"""Stands for a black picture where a hash would stand."""
 
 
 class PixelCache:
@@ -32,18 +35,26 @@ class PixelCache:
             pixels = self._process(sha)
         else:
             self._kept.move_to_end(sha)
-        tokens = int(pixels["image_grid_thw"].prod()) // self._processor.merge_size**2
+        tokens = self._tokens(pixels)
         if tokens != placeholders:
             raise DataError(
                 f"image {sha} has {placeholders} placeholders in a row, but is {tokens} tokens to the model"
             )
         return pixels
 
+    def blank(self) -> int:
+        """Tokens of the picture `BLANK`: a black one, as small as the processor allows."""
+        return self._tokens(self._process(BLANK))
+
+    def _tokens(self, pixels: Pixels) -> int:
+        return int(pixels["image_grid_thw"].prod()) // self._processor.merge_size**2
+
     def _process(self, sha: str) -> Pixels:
-        out = self._processor(images=[self._store.get(sha).pil], return_tensors="pt")
+        picture = PILImage.new("RGB", (28, 28)) if sha == BLANK else self._store.get(sha).pil
+        out = self._processor(images=[picture], return_tensors="pt")
         pixels = {name: out[name] for name in ("pixel_values", "image_grid_thw")}
+        self._bytes += _size(pixels) - _size(self._kept.get(sha, {}))
         self._kept[sha] = pixels
-        self._bytes += _size(pixels)
         while self._bytes > self._max_bytes and len(self._kept) > 1:
             self._bytes -= _size(self._kept.popitem(last=False)[1])
         return pixels

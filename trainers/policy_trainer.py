@@ -81,6 +81,7 @@ class PolicyTrainer:
             objective=objective,
             rank=place.rank,
             device=device,
+            always_look=policy.vision and place.ranks > 1,
         )
 
     @property

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 from agentrl.trainers.group import TrainerGroup, rank_resources
+from PIL import Image as PILImage
 
-from agentrl import ConfigError, DataError, InfrastructureError
+from agentrl import ConfigError, DataError, Image, InfrastructureError
 from agentrl.config import Config, ParallelSection
 from agentrl.engines.weights import WeightReader
+from agentrl.image_store import ImageStore
 
+from ..engines import tiny
 from .rollouts import distance, make_row, make_rows
 
 Start = Callable[..., Awaitable[TrainerGroup]]
@@ -87,6 +90,21 @@ async def test_two_ranks_train_as_one_does_at_every_stage(start: Start, tmp_path
             assert report.metrics == pytest.approx(expected[step].metrics, abs=1e-5, rel=1e-5)
         assert distance(weights, await received(pair)) < 1e-6
         await pair.close()
+
+
+@pytest.mark.slow
+async def test_ranks_with_and_without_pictures_train_a_vision_model_together(start: Start, tmp_path: Path) -> None:
+    sha = ImageStore(tmp_path / "images").put(Image(PILImage.new("RGB", (56, 56), (200, 30, 60))))
+    placeholder = tiny.token_id("<|image_pad|>")
+    seen = make_row(0, 55, trained=8, images=((sha, 3, 16),), placeholder=placeholder)
+    rows = [seen, make_row(1, 50, reward=0.0), make_row(2, 5, reward=0.0)]
+    weights: list[dict[str, torch.Tensor]] = []
+    for ranks, stage in ((1, 0), (2, 0), (2, 2), (2, 3)):
+        group = await start(ranks, stage, "vision")
+        await group.train(rows, 0)
+        weights.append(await received(group))
+        assert distance(weights[0], weights[-1]) < 1e-6
+        await group.close()
 
 
 @pytest.mark.slow
