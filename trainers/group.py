@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from ..engines.weights import WeightSource
     from .policy_trainer import PolicyTrainer
 
+Arguments = tuple[Config, str, str, int, float]
+"""PolicyTrainer's: config, model_path, image_dir, planned_updates, default_lr."""
+
 _CLOSE_TIMEOUT_S = 10.0
 _PEERS_TIMEOUT_S = 3.0
 
@@ -50,8 +53,8 @@ class RankProcess:
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
-    def start(self, rank: int, ranks: int, store: tuple[str, int] | None, arguments: tuple[Any, ...]) -> None:
-        """Load the model and join the others; `arguments` are PolicyTrainer's."""
+    def start(self, rank: int, ranks: int, store: tuple[str, int] | None, arguments: Arguments) -> None:
+        """Load the model and join the others."""
         from ..torchvision_ops import ensure_torchvision_imports
 
         ensure_torchvision_imports()
@@ -124,7 +127,7 @@ class TrainerGroup:
             raise
         return group
 
-    async def _start(self, arguments: tuple[Any, ...]) -> None:
+    async def _start(self, arguments: Arguments) -> None:
         where = await self._call("where")
         self._ranks = [_Rank(rank.actor, at) for rank, at in zip(self._ranks, where, strict=True)]
         ranks = len(self._ranks)
