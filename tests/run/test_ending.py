@@ -1,0 +1,77 @@
+"""However a run ends, none of its processes is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import psutil
+import pytest
+
+AGENTRL = str(Path(sys.executable).with_name("agentrl"))
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+OPTIONS = ["train", "--env", "screenshot_math", "--train.steps", "200", "--train.batch-groups", "2", "--eval.no-enable"]
+SCRIPT = "from agentrl import Reply\ndef reply(request):\n    return Reply([15, 503], [-0.5, -0.5], delay_s=0.05)\n"
+
+
+def processes(mark: str) -> list[int]:
+    """Living processes that were started with the mark in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("AGENTRL_TEST_MARK") == mark:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_until(condition, seconds: float) -> bool:
+    """Whether the condition came true in time; it is asked four times a second."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.25)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("number", "engine"),
+    [(signal.SIGINT, "vllm"), (signal.SIGTERM, "scripted"), (signal.SIGKILL, "vllm")],
+    ids=["ctrl-c", "sigterm", "driver killed"],
+)
+def test_nothing_is_left(tmp_path: Path, number: signal.Signals, engine: str) -> None:
+    mark = uuid.uuid4().hex
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    own = ["--engine", "scripted", "--engine.script", f"{script}:reply"] if engine == "scripted" else []
+    command = [AGENTRL, *OPTIONS, "--run.dir", str(tmp_path), "--run.name", "run", *own]
+    with (tmp_path / "log").open("w") as log:
+        run = subprocess.Popen(command, env={**os.environ, "AGENTRL_TEST_MARK": mark}, stdout=log, stderr=log)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    try:
+        assert wait_until(lambda: run.poll() is not None or (metrics.is_file() and metrics.stat().st_size), 240)
+        assert run.poll() is None, (tmp_path / "log").read_text()[-3000:]
+        run.send_signal(number)
+        assert wait_until(lambda: run.poll() is not None and not processes(mark), 30), (tmp_path / "log").read_text()
+    finally:
+        for pid in processes(mark):
+            os.kill(pid, signal.SIGKILL)
+    if number is not signal.SIGKILL:
+        check_orderly(tmp_path / "run", run.returncode)
+
+
+def check_orderly(folder: Path, code: int) -> None:
+    """An interrupted run exits with 130 and leaves a checkpoint of its last whole step."""
+    assert code == 130
+    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
+    state = json.loads((folder / "checkpoints" / f"step_{steps[-1]:06d}" / "run.json").read_text())
+    assert state["step"] == steps[-1] == len(steps)
