@@ -171,7 +171,7 @@ def _template_sources(tokenizer_or_processor: Any, choice: str) -> tuple[str, st
         return (source := path.read_text(encoding="utf-8")), source
     for holder in (tokenizer_or_processor, tokenizer_of(tokenizer_or_processor)):
         found = holder.chat_template if hasattr(holder, "chat_template") else None
-        named = found if isinstance(found, dict) else {"default": found}
+        named: dict[str, Any] = found if isinstance(found, dict) else {"default": found}
         if named.get("default"):
             return named["default"], named.get("tool_use") or named["default"]
     raise ConfigError(

@@ -82,6 +82,8 @@ class _Episode:
                 return self._end(generation.finish_reason, said, truncated=said.truncated)
             if turn + 1 == turns:
                 break
+            if self.ctx.budget(0) <= 0:
+                return self._end("length", said, truncated=True)
             following = await self._follow(prompt, generation, reply, said)
             if following is None:
                 return self._end("length", said, truncated=True)

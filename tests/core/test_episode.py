@@ -273,6 +273,7 @@ async def test_max_len_and_max_total_tokens_end_the_episode(chat: Renderer) -> N
         assert (len(env.actions), record.truncated, record.finish_reason) == (1, True, "length")
         assert record.total_reward == 0.5
         assert len(record.rows()[0]) <= max(limits.max_len, start + n)
+    assert record.messages[-1]["role"] == "assistant", "what nobody will read is not rendered"
 
 
 async def test_all_branches_count_towards_the_total(renderer_of: RenderersOf) -> None:
@@ -280,7 +281,7 @@ async def test_all_branches_count_towards_the_total(renderer_of: RenderersOf) ->
     n = len(writes(renderer, YES)[0].token_ids)
     record = await episode(Script([more()] * 9), renderer, limits=Limits(max_total_tokens=3 * n))
     assert [int(row.loss_mask.sum()) for row in record.rows()] == [n, n, n]
-    assert (record.finish_reason, record.metrics["renderer/branches"]) == ("length", 3.0)
+    assert (record.finish_reason, record.metrics["renderer/branches"]) == ("length", 2.0)
 
 
 async def test_a_first_prompt_that_does_not_fit_is_an_error(chat: Renderer) -> None:
