@@ -6,23 +6,23 @@ import argparse
 from pathlib import Path
 
 from ..errors import ConfigError
-from .console import err, out, progress_bar
+from .console import err, out
+from .policy import making, tiny_policy
 
 
 def main(argv: list[str]) -> int:
     """The exit code of `agentrl init ARGV`. Prints the folder on stdout and nothing else there."""
     options = _parser().parse_args(argv)
-    from agentrl.trainers.tiny import cached_tiny, make_tiny, tiny_path
+    from agentrl.trainers.tiny import make_tiny, tiny_path
 
-    if options.out is None:
+    if options.out is not None:
+        folder = _free(Path(options.out))
+        with making() as bar:
+            make_tiny(options.kind, folder, progress=bar)
+    else:
         if (tiny_path(options.kind) / "config.json").is_file():
             err.print("in the cache already")
-        with progress_bar() as bar:
-            folder = cached_tiny(options.kind, progress=bar)
-    else:
-        folder = _free(Path(options.out))
-        with progress_bar() as bar:
-            make_tiny(options.kind, folder, progress=bar)
+        folder = Path(tiny_policy(options.kind))
     out.print(str(folder), markup=False)
     return 0
 
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "agentrl init",
-        description="Make a policy of half a million parameters: about a minute on one core.",
+        description="Make a policy of half a million parameters: a minute or two on one core.",
         allow_abbrev=False,
     )
     parser.add_argument(

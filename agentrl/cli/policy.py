@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+
 from ..config import Config
 from ..errors import ConfigError
 from ..model_folder import resolve_model
-from .console import ProgressMode, progress_bar
+from .console import ProgressCallback, ProgressMode, progress_bar
 
 
 def tiny_kind(uses_images: bool) -> str:
@@ -31,10 +35,23 @@ def choose_model(config: Config, uses_images: bool, gpus: float, progress: Progr
 
 def tiny_policy(kind: str, progress: ProgressMode = "auto") -> str:
     """The cached tiny policy's folder, made first when it is missing."""
-    from agentrl.trainers.tiny import cached_tiny
+    from agentrl.trainers.tiny import cached_tiny, tiny_path
 
-    with progress_bar(progress) as bar:
+    folder = tiny_path(kind)
+    if (folder / "config.json").is_file():
+        return str(folder)
+    with making(progress) as bar:
         return str(cached_tiny(kind, progress=bar))
+
+
+@contextmanager
+def making(progress: ProgressMode = "auto") -> Iterator[ProgressCallback]:
+    """The progress of a tiny policy. What libraries print meanwhile goes to stderr, and their own bars are off."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    with redirect_stdout(sys.stderr), progress_bar(progress) as bar:
+        yield bar
 
 
 def untrained_tiny(kind: str) -> str:
@@ -48,4 +65,5 @@ def untrained_tiny(kind: str) -> str:
     for folder in (trained, untrained):
         if (folder / "config.json").is_file():
             return str(folder)
-    return str(make_tiny(kind, untrained, max_steps=0))
+    with making("none"):
+        return str(make_tiny(kind, untrained, max_steps=0))
