@@ -10,6 +10,7 @@ import pytest
 from agentrl import DataError, Generation, Renderer, Span
 
 from .templates import FAMILIES, TOOL
+from .tokenizers import byte_tokenizer
 
 RenderersOf = Callable[..., Renderer]
 SAME_AS_WHOLE = (
@@ -257,6 +258,16 @@ def test_a_delta_that_depends_on_history_branches_into_a_whole_rendering(rendere
     assert "user 3\nz" in renderer.text(extended.token_ids)
 
 
+def test_a_tool_delta_that_depends_on_history_branches_too() -> None:
+    family = FAMILIES["chatml"]
+    counted = family.source.replace("'\\n<tool_response>\\n'", "'\\n<tool_response ' + (loop.index | string) + '>\\n'")
+    assert counted != family.source
+    renderer = Renderer(byte_tokenizer(family.specials, eos=family.eos, template=counted))
+    prompt = renderer.start([user("x")])
+    assert renderer.extend(prompt, sample(renderer, "y<|im_end|>"), [assistant("y"), RESULT]).branched
+    assert not renderer.extend(prompt, sample(renderer, "y<|im_end|>"), [assistant("y"), user("z")]).branched
+
+
 def test_an_answer_of_some_other_episode_does_not_settle_a_shape(renderer_of: RenderersOf) -> None:
     renderer = Renderer(FAMILIES["channels"].tokenizer())
     prompt = renderer.start([user("x")])
@@ -313,3 +324,12 @@ def test_branch_keeps_ids_that_a_whole_rendering_would_spell_otherwise(renderer_
     prompt = renderer.start([user("x")])
     extended = renderer.extend(prompt, generation, [user("more")])
     assert extended.token_ids[len(prompt) : extended.kept] == spelled
+
+
+def test_branch_keeps_another_stop_id_beside_the_templates_own(renderer_of: RenderersOf) -> None:
+    renderer = renderer_of("base", history="branch")
+    prompt = renderer.start([user("x")])
+    for _ in range(2):
+        prompt = renderer.extend(prompt, sample(renderer, "yes<|endoftext|>"), [user("more")])
+        assert not prompt.branched
+    assert renderer.text(prompt.token_ids, special=True).count("yes<|endoftext|><|im_end|>\n<|im_start|>user") == 2
