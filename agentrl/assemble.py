@@ -51,27 +51,39 @@ class EnvSource:
     def _check_options(self) -> None:
         if not isinstance(self.target, type):
             return
-        taken = set(accepted_options(self.target.__init__, self.options)) | set(
-            accepted_options(self.target.tasks, self.options) if hasattr(self.target, "tasks") else ()
-        )
+        taken = {*self._for_constructor(), *self._for_tasks()}
         unknown = [key for key in self.options if key not in taken]
         if unknown:
-            known = [name for name in inspect.signature(self.target).parameters if name not in ("args", "kwargs")]
+            known = option_names(self.target)
             raise ConfigError(
                 f"{self.name} has no option {unknown[0]!r}.{suggest(unknown[0], known)} It takes {', '.join(known) or 'none'}."
             )
 
+    def _for_constructor(self) -> dict[str, Any]:
+        target: Any = self.target
+        return {} if target.__init__ is object.__init__ else accepted_options(target.__init__, self.options)
+
+    def _for_tasks(self) -> dict[str, Any]:
+        return accepted_options(self.target.tasks, self.options) if hasattr(self.target, "tasks") else {}
+
     def make(self) -> Any:
         """A fresh env."""
-        if isinstance(self.target, type):
-            return self.target(**accepted_options(self.target.__init__, self.options))
-        return self.target(**self.options)
+        return self.target(**(self._for_constructor() if isinstance(self.target, type) else self.options))
 
     def tasks(self, split: str) -> Iterable[Task]:
         """The tasks the env brings for a split."""
         if not isinstance(self.target, type) or not hasattr(self.target, "tasks"):
             return ()
-        return self.target.tasks(split, **accepted_options(self.target.tasks, self.options))
+        return self.target.tasks(split, **self._for_tasks())
+
+
+def option_names(env: Any) -> list[str]:
+    """Names of the options that an env class declares, in its constructor and in `tasks`."""
+    functions = [env.__init__] if env.__init__ is not object.__init__ else []
+    functions += [env.tasks] if hasattr(env, "tasks") else []
+    named = [p for function in functions for p in inspect.signature(function).parameters.values()]
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return list(dict.fromkeys(p.name for p in named if p.kind in kinds and p.name not in ("self", "split")))
 
 
 def make_executor(config: Config) -> AgentExecutorBase:

@@ -46,7 +46,7 @@ def takes_images(config: dict[str, Any]) -> bool:
 
 def generation_stop_ids(folder: str) -> tuple[int, ...]:
     """The end-of-sequence ids that config.json and generation_config.json name."""
-    ids: list[int] = []
+    ids: list[Any] = []
     for name in ("config.json", "generation_config.json"):
         path = Path(folder) / name
         eos = _read(path).get("eos_token_id") if path.is_file() else None

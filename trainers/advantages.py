@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -10,13 +9,12 @@ from torch import Tensor
 
 from . import baselines as baselines  # registers its estimators
 from . import gae as gae  # registers its estimator
+from .aggregation import Ids
 from .decisions import Decisions, at_end
 from .estimators import Estimator, find_estimator
 from .groups import Groups
 from .timeline import Timeline, dense_index
 from .whitening import whiten as whiten_batch
-
-Ids = Iterable[object] | Tensor
 
 
 class Advantages(NamedTuple):

@@ -7,6 +7,7 @@ update whose rollouts are spread over micro-batches can compute them once and su
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from .masking import select
 from .timeline import dense_index
 
-Ids = Iterable[object] | Tensor
+Ids: TypeAlias = Iterable[object] | Tensor
 MODES = ("token_mean", "sequence_mean", "constant")
 
 

@@ -74,7 +74,8 @@ def _run(config: Config, algorithm: AlgorithmFacts, *, dry_run: bool) -> int:
         out.print(to_toml(config), markup=False, highlight=False)
         return DONE
     parts = _parts(ready, plan, gpus, filters_groups(config.algo, algorithm))
-    with make_reporter(config.log.progress, plan.steps) as reporter:
+    tensorboard = parts.folder.path / "tensorboard" if config.log.tensorboard else None
+    with make_reporter(config.log.progress, plan.steps, tensorboard=tensorboard) as reporter:
         interrupted = asyncio.run(until_signal(train_run(parts, reporter)))
     out.print(f"{'Interrupted' if interrupted else 'Done'}: {parts.folder.path}", highlight=False)
     return INTERRUPTED if interrupted else DONE
