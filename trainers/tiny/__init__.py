@@ -1,4 +1,4 @@
-"""Two policies of half a million parameters that learn on one core: `tiny-vlm` (Qwen2.5-VL) and `tiny-text` (Qwen3).
+"""Two policies of less than a million parameters that learn on one core: `tiny-vlm` (Qwen2.5-VL) and `tiny-text` (Qwen3).
 
 `make_tiny` writes one as an ordinary Hugging Face folder; `cached_tiny` keeps it in the user's cache.
 """

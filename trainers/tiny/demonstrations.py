@@ -43,7 +43,7 @@ class Demonstrator(Protocol):
 
 
 class ScreenshotDemonstrator:
-    """screenshot_math at level tiny: replies `3+4=7`; earlier turns are wrong answers."""
+    """screenshot_math at level tiny: replies `3+4=7`; earlier turns are wrong answers. A slip is another task's answer."""
 
     turn_weights = (0.7, 0.2, 0.1)
 
@@ -51,6 +51,7 @@ class ScreenshotDemonstrator:
         env = lookup("env", "screenshot_math")
         self._player = _Player(env(), processor)
         self._train, self._test = env.tasks("train"), env.tasks("test")
+        self._answers = sorted({task.label for task in self._train[:500]})
         self._firsts: dict[str, Prompt] = {}
 
     def draw(self, rng: random.Random, turns: int, slip: float) -> Demonstration:
@@ -78,7 +79,7 @@ class ScreenshotDemonstrator:
     def _reply(self, task: Task, rng: random.Random, *, wrong: bool) -> Action:
         answer = task.label
         while wrong and answer == task.label:
-            answer = max(0, task.label + rng.randint(-3, 3))
+            answer = rng.choice(self._answers)
         return Action(f"{task.row['expression']}={answer}")
 
 

@@ -16,8 +16,11 @@ from agentrl.torchvision_ops import ensure_torchvision_imports
 
 from .collate import IGNORED, Collator
 from .demonstrations import CalculatorDemonstrator, Demonstration, Demonstrator, ScreenshotDemonstrator
+from .models import build, mixes_patches
 
 Progress = Callable[[str, float], None]
+WARM_UP = 50
+CARELESS_LR = 3e-4
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,11 @@ class Recipe:
     lr: float = 1e-3
     weight_decay: float = 1.0
     check_every: int = 25
-    held_out: int = 24
+    held_out: int = 12
 
 
 RECIPES = {
-    "tiny-vlm": Recipe(ScreenshotDemonstrator, known=0.9, slip=0.63, max_steps=500, careless_steps=60),
+    "tiny-vlm": Recipe(ScreenshotDemonstrator, known=0.9, slip=0.49, max_steps=350, careless_steps=60),
     "tiny-text": Recipe(
         CalculatorDemonstrator, known=0.9, slip=0.3, max_steps=800, careless_steps=60, weight_decay=0.1
     ),
@@ -54,8 +57,6 @@ def warm_started(
 ) -> tuple[Any, Any]:
     """(model, processor or tokenizer) of a kind, on one thread; torch's random state and thread count are restored."""
     ensure_torchvision_imports()
-    from .models import build
-
     with _one_thread_own_randomness():
         model, processor = build(kind, seed)
         if max_steps != 0:
@@ -86,8 +87,9 @@ class _WarmStart:
         self.progress = progress
         self.collate = Collator(processor)
         self.demonstrator = recipe.demonstrator(processor)
+        self.parameters = [parameter for name, parameter in model.named_parameters() if not mixes_patches(name)]
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=recipe.lr, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
+            self.parameters, lr=recipe.lr, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
         )
 
     def run(self, max_steps: int | None) -> None:
@@ -95,7 +97,8 @@ class _WarmStart:
         limit = recipe.max_steps if max_steps is None else min(max_steps, recipe.max_steps)
         held_out = self.demonstrator.held_out(recipe.held_out)
         for step in range(limit):
-            self._step(recipe.lr * min(1.0, (step + 1) / 50), slip=0.0)
+            decay = 1 - 0.9 * step / recipe.max_steps
+            self._step(recipe.lr * decay * min(1.0, (step + 1) / WARM_UP), slip=0.0)
             self.progress("learn", (step + 1) / limit)
             if (step + 1) % recipe.check_every == 0 and exact_reply_probability(
                 self.model, self.collate, held_out
@@ -103,7 +106,7 @@ class _WarmStart:
                 break
         careless = recipe.careless_steps if max_steps is None else min(max_steps, recipe.careless_steps)
         for step in range(careless):
-            self._step(recipe.lr * (1 - step / careless), slip=recipe.slip)
+            self._step(CARELESS_LR * (1 - step / careless), slip=recipe.slip)
             self.progress("slip", (step + 1) / careless)
 
     def _step(self, lr: float, slip: float) -> None:
@@ -116,9 +119,9 @@ class _WarmStart:
         batch = [self.demonstrator.draw(self.rng, turns, slip) for _ in range(self.recipe.batch // turns)]
         losses = _token_losses(self.model, self.collate, batch)
         (losses.sum() / (losses > 0).sum()).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
 
 
 def exact_reply_probability(model: Any, collate: Collator, demonstrations: list[Demonstration]) -> float:
