@@ -79,6 +79,11 @@ class Checkpoints:
         return self.folder / marker.read_text().strip()
 
 
+def checkpoint_step(folder: Path) -> int:
+    """The step of a checkpoint."""
+    return read_state(folder).step
+
+
 def read_state(folder: Path) -> RunState:
     """The run state of a checkpoint."""
     stored = json.loads((folder / "run.json").read_text())

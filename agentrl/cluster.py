@@ -129,10 +129,3 @@ class Cluster:
         if self.pool is not None:
             self.pool.close()
         await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)
-
-
-def disconnect() -> None:
-    """End the local cluster, or leave the one that was joined."""
-    import ray
-
-    ray.shutdown()

@@ -12,6 +12,7 @@ import tyro
 from pydantic import Field
 
 from ..config import Config, EvalSection
+from ..config.checks import check_engine, check_sources
 from ..config.load import parse_command
 from ..errors import ConfigError
 from ..evaluation import Evaluator
@@ -22,11 +23,10 @@ from ..rollout.episode import EpisodeResult
 from .console import out, progress_bar
 from .exits import DONE, FAILED
 from .playing import (
+    ENGINES,
     Hidden,
     PlayCommand,
     PlayedSection,
-    check_engine,
-    check_sources,
     open_player,
     ready_to_play,
     run_until_signal,
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     command = parse_command(EvalCommand, argv, prog="agentrl eval", description=DESCRIPTION)
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.ERROR)
     config = settings(command)
-    check_engine(config)
+    check_engine(config, ENGINES)
     check_sources(config)
     _check_out(command.out)
     metrics: Metrics = {}

@@ -22,10 +22,9 @@ from ..config import (
     TrainSection,
 )
 from ..engine import Engine
-from ..errors import ConfigError
 from ..image_store import ImageStore
 from ..preflight import EnvFacts, Ready, preflight
-from ..registry import load_object, suggest
+from ..registry import load_object
 from ..renderer import Renderer
 from ..rollout.dispatcher import Player
 from ..rollout.worker import EpisodePlayer
@@ -68,31 +67,6 @@ class PlayCommand(Config):
         """The configuration without a trainer: no rank takes a GPU. `sections` replace whole sections."""
         plain = {name: section.model_dump() for name in Config.model_fields if (section := getattr(self, name))}
         return Config.model_validate({**plain, "parallel": {"gpus": 0.0}, **sections})
-
-
-def check_engine(config: Config) -> None:
-    """Raises ConfigError for an engine that is not there, or a script without its engine and the other way round."""
-    engine = config.engine
-    if engine.name not in ENGINES:
-        raise ConfigError(
-            f"There is no engine {engine.name!r}.{suggest(engine.name, ENGINES)} Known: {', '.join(ENGINES)}."
-        )
-    if engine.name == "scripted" and engine.script is None:
-        raise ConfigError("--engine scripted needs --engine.script path.py:function.")
-    if engine.script is not None:
-        if engine.name != "scripted":
-            raise ConfigError(f"--engine.script is not used with --engine {engine.name}.")
-        load_object(engine.script)
-
-
-def check_sources(config: Config) -> None:
-    """Raises ConfigError unless the options say what is played."""
-    if config.env.name is not None and config.reward.name:
-        raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
-    if config.env.name is None and config.env.opt:
-        raise ConfigError("--env.opt needs --env.")
-    if config.env.name is None and config.data.path is None:
-        raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
 
 
 def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, float]:

@@ -12,6 +12,7 @@ import tyro
 from pydantic import Field
 
 from ..config import EvalSection
+from ..config.checks import check_engine, check_sources
 from ..config.load import parse_command
 from ..engine import Sampling
 from ..errors import ConfigError, InfrastructureError
@@ -23,7 +24,7 @@ from ..rollout.task_source import TaskSource
 from ..seeds import env_seed, sampling_seed
 from .console import out, progress_bar
 from .exits import DONE, FAILED
-from .playing import Hidden, PlayCommand, check_engine, check_sources, open_player, ready_to_play, run_until_signal
+from .playing import ENGINES, Hidden, PlayCommand, open_player, ready_to_play, run_until_signal
 from .summary import show_summary
 
 DESCRIPTION = "Play episodes without training: with a model on vLLM, with a script, or with random tokens."
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.ERROR)
     held_out = {"enable": command.split != "train", "split": command.split, "tasks": command.tasks}
     config = command.settings(eval=held_out)
-    check_engine(config)
+    check_engine(config, ENGINES)
     check_sources(config)
     results: list[EpisodeResult] = []
     with ExitStack() as session:

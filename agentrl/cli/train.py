@@ -6,13 +6,13 @@ import asyncio
 import logging
 import re
 import time
-from functools import partial
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from ..checkpoint import Checkpoints
+from ..checkpoint import Checkpoints, checkpoint_step
 from ..cluster import check_gpus, connected
 from ..config import Config
 from ..config.checks import AlgorithmFacts, check_training, filters_groups
@@ -23,7 +23,7 @@ from ..errors import ConfigError
 from ..preflight import EnvFacts, Ready, preflight
 from ..report.progress import make_reporter
 from ..report.run_folder import RunFolder
-from ..training_run import RunParts, train_run
+from ..training_run import RunParts, StartTrainer, train_run
 from .console import out
 from .exits import DONE, INTERRUPTED
 from .policy import choose_model
@@ -48,8 +48,19 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.WARNING, format="%(levelname)s %(message)s")
     algorithm = algorithm_facts(config)
     check_training(config, algorithm)
-    with connected(config), terminable():
-        return _run(config, algorithm, dry_run=command.dry_run)
+    folder, resume_from = run_folder(config)
+    with ExitStack() as session:
+        ready, gpus = _preflight(config, session)
+        plan = make_plan(config, ready.total, tiny=config.model.path is None)
+        _show(ready, plan, gpus)
+        if command.dry_run:
+            out.print(to_toml(config), markup=False, highlight=False)
+            return DONE
+        folder.begin(to_toml(config), None if resume_from is None else checkpoint_step(resume_from))
+        parts = RunParts(
+            ready, plan, folder, filters_groups(config.algo, algorithm), gpus, _trainer_starter(), resume_from
+        )
+        return _run(parts)
 
 
 def algorithm_facts(config: Config) -> AlgorithmFacts:
@@ -65,24 +76,29 @@ def algorithm_facts(config: Config) -> AlgorithmFacts:
     return AlgorithmFacts(config.algo.name, estimator.grouped, estimator.critic, preset.filter_groups)
 
 
-def _run(config: Config, algorithm: AlgorithmFacts, *, dry_run: bool) -> int:
-    gpus = check_gpus(config)
-    ready = asyncio.run(preflight(config, partial(_model_for, config, gpus)))
-    plan = make_plan(config, ready.total, tiny=config.model.path is None)
-    _show(ready, plan, gpus)
-    if dry_run:
-        out.print(to_toml(config), markup=False, highlight=False)
-        return DONE
-    parts = _parts(ready, plan, gpus, filters_groups(config.algo, algorithm))
-    tensorboard = parts.folder.path / "tensorboard" if config.log.tensorboard else None
-    with make_reporter(config.log.progress, plan.steps, tensorboard=tensorboard) as reporter:
+def _preflight(config: Config, session: ExitStack) -> tuple[Ready, float]:
+    """(what is known before anything loads, the GPUs there are). Joins Ray for as long as `session` lasts, and only after
+    the environment and the data have been looked at.
+    """
+    gpus = 0.0
+
+    def model(facts: EnvFacts) -> str:
+        nonlocal gpus
+        session.enter_context(connected(config))
+        session.enter_context(terminable())
+        gpus = check_gpus(config)
+        return choose_model(config, facts.images > 0, gpus)
+
+    return asyncio.run(preflight(config, model)), gpus
+
+
+def _run(parts: RunParts) -> int:
+    log_section, path = parts.config.log, parts.folder.path
+    tensorboard = path / "tensorboard" if log_section.tensorboard else None
+    with make_reporter(log_section.progress, parts.plan.steps, tensorboard=tensorboard) as reporter:
         interrupted = asyncio.run(until_signal(train_run(parts, reporter)))
-    out.print(f"{'Interrupted' if interrupted else 'Done'}: {parts.folder.path}", highlight=False)
+    out.print(f"{'Interrupted' if interrupted else 'Done'}: {path}", highlight=False)
     return INTERRUPTED if interrupted else DONE
-
-
-def _model_for(config: Config, gpus: float, facts: EnvFacts) -> str:
-    return choose_model(config, facts.images > 0, gpus)
 
 
 def _show(ready: Ready, plan: Plan, gpus: float) -> None:
@@ -98,26 +114,21 @@ def _show(ready: Ready, plan: Plan, gpus: float) -> None:
         out.print(line, highlight=False, soft_wrap=True)
 
 
-def _parts(ready: Ready, plan: Plan, gpus: float, filter_groups: bool) -> RunParts:
+def _trainer_starter() -> StartTrainer:
     from agentrl.trainers.group import TrainerGroup
 
-    config = ready.config
-    folder, resume_from = _folder(config)
-    folder.write_config(to_toml(config))
-    return RunParts(ready, plan, folder, filter_groups, gpus, TrainerGroup.start, resume_from)
+    return TrainerGroup.start
 
 
-def _folder(config: Config) -> tuple[RunFolder, Path | None]:
-    """The run's folder, and the checkpoint it goes on from; records after that one have moved out of the way."""
+def run_folder(config: Config) -> tuple[RunFolder, Path | None]:
+    """The run's folder, and the checkpoint it goes on from. Nothing is written yet. Raises ConfigError."""
     run = config.run
     if run.resume is None:
-        return RunFolder.create(run.dir, run.name or _fresh_name(config)), None
+        return RunFolder.fresh(run.dir, run.name or _fresh_name(config)), None
     if run.name is None:
         raise ConfigError("--resume needs --run.name, the name of the run to go on with.")
     folder = RunFolder(Path(run.dir) / run.name)
-    checkpoint = Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
-    folder.rewind(int(checkpoint.name.removeprefix("step_")))
-    return folder, checkpoint
+    return folder, Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
 
 
 def _fresh_name(config: Config) -> str:

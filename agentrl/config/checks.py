@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..registry import load_object, suggest
 from .config import Config
 from .how import AlgoSection
+
+TRAINING_ENGINES = ("vllm", "scripted")
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,8 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_algorithm(config, algorithm)
     _check_off_policy(config)
     _check_batch(config)
-    _check_sources(config)
-    _check_engine(config)
+    check_sources(config)
+    check_engine(config, TRAINING_ENGINES)
 
 
 def _check_sampling(config: Config) -> None:
@@ -102,7 +105,8 @@ def _check_batch(config: Config) -> None:
         )
 
 
-def _check_sources(config: Config) -> None:
+def check_sources(config: Config) -> None:
+    """The options say what is played, and by whom it is judged."""
     if config.reward.weights and len(config.reward.weights) != len(config.reward.name):
         raise ConfigError(
             f"--reward.weights gives {len(config.reward.weights)} weights for {len(config.reward.name)} reward functions."
@@ -111,6 +115,8 @@ def _check_sources(config: Config) -> None:
         raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
     if config.env.opt and config.env.name is None:
         raise ConfigError("--env.opt needs --env.")
+    if config.env.name is None and config.data.path is None:
+        raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
     _check_only_with_data(config)
 
 
@@ -120,11 +126,17 @@ def _check_only_with_data(config: Config) -> None:
         raise ConfigError(f"--data.{set_keys[0].replace('_', '-')} is not used without --data.path.")
 
 
-def _check_engine(config: Config) -> None:
+def check_engine(config: Config, known: Sequence[str]) -> None:
+    """The engine is one of those a command knows, and a script comes with the scripted one."""
     engine = config.engine
-    if engine.name not in ("vllm", "scripted"):
-        raise ConfigError(f"--engine {engine.name}: training runs on vllm, or on scripted with --engine.script.")
+    if engine.name not in known:
+        raise ConfigError(
+            f"There is no engine {engine.name!r} here.{suggest(engine.name, known)} Known: {', '.join(known)}."
+        )
     if engine.name == "scripted" and engine.script is None:
         raise ConfigError("--engine scripted needs --engine.script path.py:function.")
-    if engine.name != "scripted" and engine.script is not None:
+    if engine.script is None:
+        return
+    if engine.name != "scripted":
         raise ConfigError(f"--engine.script is not used with --engine {engine.name}.")
+    load_object(engine.script)

@@ -152,7 +152,7 @@ def repeat_flags(argv: Sequence[str], repeatable: set[str]) -> list[str]:
 def _flag_value(argv: Sequence[str], flag: str) -> str | None:
     """The value of a flag's last occurrence, which is the one that counts."""
     value = None
-    for argument, following in zip(argv, [*argv[1:], None], strict=True):
+    for argument, following in zip(argv, [*argv, None][1:], strict=True):
         if argument == flag:
             value = following
         elif argument.startswith(flag + "="):

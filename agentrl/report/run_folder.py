@@ -20,15 +20,21 @@ class RunFolder:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, parent: str, name: str) -> RunFolder:
-        """A new folder. Raises ConfigError when a run of that name is there already."""
+    def fresh(cls, parent: str, name: str) -> RunFolder:
+        """The folder of a new run; `begin` makes it. Raises ConfigError when a run of that name is there already."""
         folder = cls(Path(parent) / name)
-        if folder.metrics.exists():
+        if folder.metrics.exists() or folder.checkpoints.exists():
             raise ConfigError(
                 f"{folder.path} holds a run already. Give another --run.name, or --resume latest to go on with it."
             )
-        folder.path.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def begin(self, config: str, resumed_at: int | None) -> None:
+        """Make the folder and save the configuration; records after the step a run goes on from move out of the way."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        (self.path / "config.toml").write_text(config)
+        if resumed_at is not None:
+            self.rewind(resumed_at)
 
     @property
     def metrics(self) -> Path:
@@ -48,9 +54,6 @@ class RunFolder:
 
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.jsonl"
-
-    def write_config(self, text: str) -> None:
-        (self.path / "config.toml").write_text(text)
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         _append(self.metrics, [record])

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
-from ..errors import InfrastructureError
+from ..errors import AgentRLError, InfrastructureError
 from .episode import EpisodeOrder, EpisodeResult
 from .watchdog import within
 from .worker import RolloutWorker, WorkerSpec
@@ -53,7 +53,7 @@ class WorkerPool:
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         """Raises InfrastructureError when the worker died or did not answer in time."""
-        from ray.exceptions import RayActorError
+        from ray.exceptions import RayActorError, RayTaskError
 
         index = min(range(len(self._workers)), key=lambda i: self._load[i])
         worker = self._workers[index]
@@ -70,6 +70,10 @@ class WorkerPool:
         except RayActorError as error:
             self._replace(index, worker, "died")
             raise InfrastructureError(f"rollout worker {index} died: {str(error).splitlines()[0]}") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, AgentRLError):
+                raise error.cause from None
+            raise
         finally:
             self._load[index] -= 1
         self._count_abandoned(index, worker, result)

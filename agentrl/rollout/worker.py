@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from typing import Any
 from ..assemble import make_executor, make_renderer
 from ..config import Config
 from ..engine import Engine
-from ..errors import EnvError
 from ..executor import AgentExecutorBase, RolloutContext, play
 from ..image_store import ImageStore
 from ..renderer import Renderer
@@ -61,13 +59,7 @@ class EpisodePlayer:
             training=order.training,
         )
         began = time.monotonic()
-        trajectory = ctx.begin(order.task)
-        try:
-            bound = order.limits.episode_timeout_s
-            trajectory = await asyncio.wait_for(play(self.executor, order.task, ctx), bound)
-        except TimeoutError:
-            trajectory = ctx.trajectory or trajectory
-            trajectory.error = EnvError(f"the episode took longer than rollout.episode_timeout_s = {bound:g} s")
+        trajectory = await play(self.executor, order.task, ctx)
         return result_of(order, trajectory, time.monotonic() - began)
 
 

@@ -11,9 +11,14 @@ from agentrl.errors import ConfigError
 from agentrl.report.run_folder import RunFolder
 
 
+def _begun(folder: RunFolder) -> RunFolder:
+    folder.begin("", None)
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(str(tmp_path / "runs"), "one")
+    return _begun(RunFolder.fresh(str(tmp_path / "runs"), "one"))
 
 
 def lines(path: Path) -> list[dict]:
@@ -22,10 +27,10 @@ def lines(path: Path) -> list[dict]:
 
 def test_a_run_is_not_written_over(folder: RunFolder) -> None:
     parent, name = str(folder.path.parent), folder.path.name
-    RunFolder.create(parent, name)
+    RunFolder.fresh(parent, name)
     folder.add_metrics({"step": 0})
     with pytest.raises(ConfigError, match="--resume"):
-        RunFolder.create(parent, name)
+        RunFolder.fresh(parent, name)
 
 
 def test_records_are_appended(folder: RunFolder) -> None:
@@ -106,5 +111,5 @@ def test_what_json_cannot_hold_is_its_str(folder: RunFolder) -> None:
 
 
 def test_config_is_kept_as_given(folder: RunFolder) -> None:
-    folder.write_config("[env]\nname = 'ü'\n")
+    folder.begin("[env]\nname = 'ü'\n", None)
     assert (folder.path / "config.toml").read_text() == "[env]\nname = 'ü'\n"
