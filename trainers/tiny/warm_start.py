@@ -1,7 +1,8 @@
 """Supervised warm start: imitate a demonstrator that knows, then one that slips.
 
-The first stage runs until held-out tasks are solved, the second until the policy slips as often as wanted. So the
-success rate reinforcement learning starts from is set by the demonstrator, not by the moment training is stopped.
+The first stage trains everything until held-out tasks are solved; the second only the output head, until the policy
+slips as often as wanted. So the success rate that reinforcement learning starts from is set by the demonstrator, not by
+the moment training is stopped, and what the layers below have learned stays as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .models import build, mixes_patches
 
 Progress = Callable[[str, float], None]
 WARM_UP = 50
-CARELESS_LR = 3e-4
+HEAD_LR = 1e-2
 
 
 @dataclass(frozen=True)
@@ -87,10 +88,10 @@ class _WarmStart:
         self.progress = progress
         self.collate = Collator(processor)
         self.demonstrator = recipe.demonstrator(processor)
-        self.parameters = [parameter for name, parameter in model.named_parameters() if not mixes_patches(name)]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=recipe.lr, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
-        )
+        own = [parameter for name, parameter in model.named_parameters() if not mixes_patches(name)]
+        head = list(model.get_output_embeddings().parameters())
+        self.learn = torch.optim.AdamW(own, betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
+        self.slip = torch.optim.AdamW(head, weight_decay=0.0)
 
     def run(self, max_steps: int | None) -> None:
         recipe = self.recipe
@@ -98,29 +99,30 @@ class _WarmStart:
         held_out = self.demonstrator.held_out(recipe.held_out)
         for step in range(limit):
             decay = 1 - 0.9 * step / recipe.max_steps
-            self._step(recipe.lr * decay * min(1.0, (step + 1) / WARM_UP), slip=0.0)
+            self._step(self.learn, recipe.lr * decay * min(1.0, (step + 1) / WARM_UP), slip=0.0)
             self.progress("learn", (step + 1) / limit)
-            if (step + 1) % recipe.check_every == 0 and exact_reply_probability(
-                self.model, self.collate, held_out
-            ) >= recipe.known:
+            if (step + 1) % recipe.check_every == 0 and self._knows(held_out):
                 break
         careless = recipe.careless_steps if max_steps is None else min(max_steps, recipe.careless_steps)
         for step in range(careless):
-            self._step(CARELESS_LR * (1 - step / careless), slip=recipe.slip)
+            self._step(self.slip, HEAD_LR * (1 - step / careless), slip=recipe.slip)
             self.progress("slip", (step + 1) / careless)
 
-    def _step(self, lr: float, slip: float) -> None:
+    def _knows(self, held_out: list[Demonstration]) -> bool:
+        return exact_reply_probability(self.model, self.collate, held_out) >= self.recipe.known
+
+    def _step(self, optimizer: Any, lr: float, slip: float) -> None:
         import torch
 
-        for group in self.optimizer.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = lr
         weights = self.demonstrator.turn_weights
         turns = self.rng.choices(range(1, len(weights) + 1), weights)[0]
         batch = [self.demonstrator.draw(self.rng, turns, slip) for _ in range(self.recipe.batch // turns)]
         losses = _token_losses(self.model, self.collate, batch)
         (losses.sum() / (losses > 0).sum()).backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.step()
+        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+        optimizer.step()
         self.model.zero_grad()
 
 
