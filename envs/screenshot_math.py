@@ -2,7 +2,7 @@
 
 The page shows an expression and an input box. A wrong answer comes back as a new screenshot, crossed out and with a
 hint; a reply that is no number comes back as a line of text. Levels run from a page of 6 x 4 patches that a policy of
-half a million parameters learns, to cluttered 448-pixel pages.
+under a million parameters learns, to cluttered 448-pixel pages.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ScreenshotMath(Env):
         self._turn = 0
         self._attempts: tuple[Attempt, ...] = ()
         prompt = [Text(self.settings.prompt)] if self.settings.prompt else []
-        return [self._page(), *prompt], {}
+        return [self._page(), *prompt], self._sampling()
 
     def step(self, action: Any) -> Step:
         self._turn += 1
@@ -80,8 +80,13 @@ class ScreenshotMath(Env):
     def _page(self) -> Image:
         return Image(draw_page(self.settings, self._expression, self._look, self._attempts))
 
+    def _sampling(self) -> dict[str, Any]:
+        bound = self.settings.reply_tokens
+        return {"sampling": {"max_new_tokens": bound}} if bound else {}
+
     def _info(self, *, solved: bool) -> dict[str, Any]:
         return {
+            **self._sampling(),
             "score": float(solved and self._turn == 1),
             "metrics": {"solved": float(solved), "turns": float(self._turn)},
         }

@@ -22,7 +22,8 @@ class Settings:
 
     `cell` > 0 draws every character centred in its own cell x cell square (a vision patch then holds exactly one
     character); 0 draws a free page. Operands lie in [low, high]. `size` is the number of tasks of a split: their
-    expressions repeat when the range holds fewer, the look (jitter, distractors, font "any") does not.
+    expressions repeat when the range holds fewer, the look (jitter, distractors, font "any") does not. `reply_tokens` > 0
+    bounds a reply through `info["sampling"]`.
     """
 
     level: str
@@ -39,6 +40,7 @@ class Settings:
     operators: str
     max_turns: int
     size: int
+    reply_tokens: int
     prompt: str
 
 
@@ -47,10 +49,10 @@ INSTRUCTION = "Work out the expression on the page. Reply with the whole number 
 LEVELS = {
     level.level: level
     for level in (
-        Settings("tiny", 84, 56, 14, "mono", 15, 0, 0, 2, 0, 9, "+", 3, 4096, ""),
-        Settings("easy", 168, 112, 0, "sans", 22, 2, 0, 2, 0, 20, "+-", 3, 8192, INSTRUCTION),
-        Settings("medium", 336, 224, 0, "any", 32, 6, 2, 2, 2, 99, "+-*", 3, 16384, INSTRUCTION),
-        Settings("full", 448, 448, 0, "any", 36, 14, 6, 3, 2, 99, "+-*", 3, 32768, INSTRUCTION),
+        Settings("tiny", 84, 56, 14, "mono", 15, 0, 0, 2, 0, 9, "+", 3, 1280, 16, ""),
+        Settings("easy", 168, 112, 0, "sans", 22, 2, 0, 2, 0, 20, "+-", 3, 8192, 0, INSTRUCTION),
+        Settings("medium", 336, 224, 0, "any", 32, 6, 2, 2, 2, 99, "+-*", 3, 16384, 0, INSTRUCTION),
+        Settings("full", 448, 448, 0, "any", 36, 14, 6, 3, 2, 99, "+-*", 3, 32768, 0, INSTRUCTION),
     )
 }
 
@@ -66,6 +68,7 @@ _BOUNDS = {
     "high": (0, MAX_OPERAND),
     "max_turns": (1, 16),
     "size": (1, 10_000_000),
+    "reply_tokens": (0, 65536),
 }
 
 

@@ -142,10 +142,10 @@ def test_a_slip_is_wrong(processor: Any, tokenizer: Any) -> None:
 
 
 def test_held_out_demonstrations_are_of_test_tasks(processor: Any) -> None:
-    held_out = ScreenshotDemonstrator(processor).held_out(12)
-    assert len({shown.token_ids[shown.target :] for shown in held_out}) == 12
+    held_out = ScreenshotDemonstrator(processor).held_out(11)
+    assert len({shown.token_ids[shown.target :] for shown in held_out}) == 11
     assert [shown.token_ids for shown in held_out] == [
-        shown.token_ids for shown in ScreenshotDemonstrator(processor).held_out(12)
+        shown.token_ids for shown in ScreenshotDemonstrator(processor).held_out(11)
     ]
 
 
@@ -177,7 +177,7 @@ def test_the_cache_is_filled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tiny_path("tiny-text")
     assert path.parent == tmp_path / "agentrl" and not path.exists()
-    assert path != tiny_path("tiny-text", seed=1) != tiny_path("tiny-vlm", seed=1)
+    assert len({path, tiny_path("tiny-text", seed=2), tiny_path("tiny-vlm")}) == 3
     make_tiny("tiny-text", path, max_steps=0)
     stamp = (path / "model.safetensors").stat().st_mtime_ns
     assert cached_tiny("tiny-text") == path
@@ -199,10 +199,11 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_warm_start_lands_in_its_window(kind: str) -> None:
+    """A first reply is right with this probability: an episode's mean reward then lies between 0.40 and 0.58."""
     model, processor = warm_started(kind)
     shown = RECIPES[kind].demonstrator(processor).held_out(48)
     probability = exact_reply_probability(model, Collator(processor), shown)
-    low, high = {"tiny-vlm": (0.22, 0.45), "tiny-text": (0.55, 0.8)}[kind]
+    low, high = {"tiny-vlm": (0.3, 0.48), "tiny-text": (0.55, 0.8)}[kind]
     assert low < probability < high
 
 

@@ -17,7 +17,7 @@ KINDS = ("tiny-vlm", "tiny-text")
 Progress = Callable[[str, float], None]
 
 
-def tiny_path(kind: str, *, seed: int = 0) -> Path:
+def tiny_path(kind: str, *, seed: int = 1) -> Path:
     """Where the policy is cached: `$XDG_CACHE_HOME or ~/.cache`/agentrl/KIND-HASH. The folder may not exist yet.
 
     The hash covers the source of the recipe (this package), so a changed recipe makes a new policy.
@@ -26,21 +26,22 @@ def tiny_path(kind: str, *, seed: int = 0) -> Path:
     return Path(root) / "agentrl" / f"{_known(kind)}-{_recipe_hash(seed)}"
 
 
-def cached_tiny(kind: str, *, seed: int = 0, progress: Progress | None = None) -> Path:
-    """The cached policy's folder, made first when it is missing (about a minute on one core)."""
+def cached_tiny(kind: str, *, seed: int = 1, progress: Progress | None = None) -> Path:
+    """The cached policy's folder, made first when it is missing (under a minute on one core)."""
     path = tiny_path(kind, seed=seed)
     return path if (path / "config.json").is_file() else make_tiny(kind, path, seed=seed, progress=progress)
 
 
 def make_tiny(
-    kind: str, out: Path, *, seed: int = 0, progress: Progress | None = None, max_steps: int | None = None
+    kind: str, out: Path, *, seed: int = 1, progress: Progress | None = None, max_steps: int | None = None
 ) -> Path:
     """Build and warm-start `tiny-vlm` or `tiny-text`, and save model and processor in the new folder `out`.
 
     `out` appears whole or not at all; when another process made it meanwhile, that one stays. `progress` gets a
     stage's name and a share of 0..1. `max_steps` bounds the warm start (0 = the initialised policy). Runs on one
     thread, leaves torch's thread count and random state as they were, and gives the same weights every time on one
-    machine. Raises ConfigError for an unknown kind.
+    machine. The default seed is one that learns soon (tiny-vlm 40 s, tiny-text 35 s on one core; others up to twice
+    that). Raises ConfigError for an unknown kind.
     """
     from .warm_start import warm_started
 

@@ -46,7 +46,7 @@ class Recipe:
 
 
 RECIPES = {
-    "tiny-vlm": Recipe(ScreenshotDemonstrator, known=0.9, slip=0.49, max_steps=350, careless_steps=60),
+    "tiny-vlm": Recipe(ScreenshotDemonstrator, known=0.95, slip=0.66, max_steps=500, careless_steps=60),
     "tiny-text": Recipe(
         CalculatorDemonstrator, known=0.9, slip=0.3, max_steps=800, careless_steps=60, weight_decay=0.1
     ),
@@ -54,7 +54,7 @@ RECIPES = {
 
 
 def warm_started(
-    kind: str, *, seed: int = 0, progress: Progress | None = None, max_steps: int | None = None
+    kind: str, *, seed: int = 1, progress: Progress | None = None, max_steps: int | None = None
 ) -> tuple[Any, Any]:
     """(model, processor or tokenizer) of a kind, on one thread; torch's random state and thread count are restored."""
     ensure_torchvision_imports()
