@@ -127,7 +127,7 @@ class OptimSection(Section):
     name: Literal["adamw", "sgd"] = "adamw"
     """Optimizer."""
     lr: float | None = Field(None, gt=0)
-    """Learning rate; absent: 3e-4 for agentrl's tiny policies, else 1e-6."""
+    """Learning rate; absent: 2e-4 for agentrl's tiny policies, else 1e-6."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -136,11 +136,11 @@ class OptimSection(Section):
     """AdamW's epsilon."""
     max_norm: float = Field(1.0, ge=0)
     """Gradient norm clip; 0 = off."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "linear"
     """Learning rate over the planned updates."""
     warmup: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0."""
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Where linear and cosine end, as a share of lr."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import ConfigError
 from .config import Config
 
-TINY_LR, LR = 3e-4, 1e-6
+TINY_LR, LR = 2e-4, 1e-6
 
 
 @dataclass(frozen=True)
