@@ -45,7 +45,7 @@ class Demonstrator(Protocol):
 class ScreenshotDemonstrator:
     """screenshot_math at level tiny: replies `3+4=7`; earlier turns are wrong answers. A slip is another task's answer."""
 
-    turn_weights = (0.7, 0.2, 0.1)
+    turn_weights: tuple[float, ...] = (0.7, 0.2, 0.1)
 
     def __init__(self, processor: Any) -> None:
         env = lookup("env", "screenshot_math")
@@ -86,7 +86,7 @@ class ScreenshotDemonstrator:
 class CalculatorDemonstrator:
     """calculator_math: calls the calculator with the expression, then answers with its result."""
 
-    turn_weights = (0.5, 0.5)
+    turn_weights: tuple[float, ...] = (0.5, 0.5)
 
     def __init__(self, tokenizer: Any) -> None:
         env = lookup("env", "calculator_math")
