@@ -69,7 +69,7 @@ def test_list_shows_name_sizes_and_first_line(agentrl) -> None:
     said = agentrl("envs", "list")
     assert said.code == 0
     line = next(line for line in said.out.splitlines() if line.startswith("screenshot_math"))
-    assert "train 4096, test 4096" in line and "screenshot" in line.removeprefix("screenshot_math")
+    assert "train 1920, test 1920" in line and "screenshot" in line.removeprefix("screenshot_math")
 
 
 def test_list_survives_an_env_that_does_not_import(agentrl, monkeypatch) -> None:
