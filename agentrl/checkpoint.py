@@ -46,7 +46,7 @@ class Checkpoints:
         shutil.rmtree(target, ignore_errors=True)
         os.replace(part, target)
         self._mark(target.name)
-        self._prune()
+        self._prune(target)
         return target
 
     def _mark(self, name: str) -> None:
@@ -55,8 +55,10 @@ class Checkpoints:
         os.replace(part, self.folder / "latest")
         _sync(self.folder)
 
-    def _prune(self) -> None:
-        for old in self.complete()[: -self.keep]:
+    def _prune(self, newest: Path) -> None:
+        """Keep `newest`, also where a run that was gone back on left later steps, and the last of the others."""
+        others = [path for path in self.complete() if path != newest]
+        for old in others[: max(0, len(others) - (self.keep - 1))]:
             shutil.rmtree(old)
 
     def complete(self) -> list[Path]:

@@ -68,9 +68,11 @@ class Evaluator:
     async def _play(self, sampling: Sampling, n: int, ks: Sequence[int], prefix: str) -> Metrics:
         orders = [self._order(i, sample, task, sampling) for i, task in enumerate(self.tasks) for sample in range(n)]
         episodes = {asyncio.create_task(self._one(order)): order for order in orders}
-        done, late = await asyncio.wait(episodes, timeout=self.config.eval.timeout_s)
-        for episode in late:
-            episode.cancel()
+        try:
+            done, late = await asyncio.wait(episodes, timeout=self.config.eval.timeout_s)
+        finally:
+            for episode in episodes:
+                episode.cancel()
         results = [episode.result() for episode in done]
         results += [failed(episodes[episode], InfrastructureError("evaluation timed out")) for episode in late]
         return {f"{prefix}{key}": value for key, value in evaluation_metrics(results, ks).items()}

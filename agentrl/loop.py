@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 from .checkpoint import Checkpoints, RunState
 from .config import Config
@@ -18,9 +19,11 @@ from .report.metrics import Metrics, episode_metrics, group_metrics, staleness_m
 from .report.record import batch_records, group_records
 from .report.run_folder import RunFolder
 from .rollout.dispatcher import Batch, Dispatcher, RunStoppedError
+from .rollout.watchdog import within
 from .training import Trainer, TrainReport
 
-INTERRUPT_GRACE_S = 12.0
+T = TypeVar("T")
+INTERRUPT_GRACE_S = 8.0
 
 
 class Reporter(Protocol):
@@ -72,14 +75,14 @@ class Loop:
         """One step: update on the batch, new weights on every engine, places free again, records written."""
         self.step += 1
         rows = [row for group in batch.groups for row in group.rows]
-        report = await self.trainer.train(rows, self.step)
+        report = await self._watched(self.trainer.train(rows, self.step), f"the trainer, in step {self.step}")
         self.clock.lap("train")
         trained_at = self.version
         if report.updated:
             await self._publish(self.version + 1)
         self.clock.lap("weights")
         self.dispatcher.settle(self.version)
-        self.folder.add_rollouts(self.step, batch_records(batch, report, self.step))
+        self._record(self.step, batch_records(batch, report, self.step))
         self._write(self._step_record(batch, report, trained_at))
 
     async def _uninterrupted(self, step: Coroutine[Any, Any, None]) -> None:
@@ -89,38 +92,46 @@ class Loop:
             await asyncio.shield(self._current)
         except asyncio.CancelledError:
             await asyncio.wait([self._current], timeout=INTERRUPT_GRACE_S)
+            self._current.cancel()
             raise
 
     @property
     def resumable(self) -> bool:
         """Whether a checkpoint of this moment would be consistent: something was trained, and no step is half done."""
-        return self.step > 0 and (self._current is None or (self._current.done() and not self._current.cancelled()))
+        return self.step > 0 and not self._half_done
+
+    @property
+    def _half_done(self) -> bool:
+        """A step began and has not come to a good end."""
+        step = self._current
+        return step is not None and (not step.done() or step.cancelled() or step.exception() is not None)
 
     async def _publish(self, version: int) -> None:
         """The trainer's weights on every engine under a new version; running episodes go on with them."""
-        source = await self.trainer.publish(version)
+        source = await self._watched(self.trainer.publish(version), f"the trainer to publish version {version}")
         try:
             if not partial_rollouts(self.config):
                 await self.dispatcher.drain()
             await self.fleet.publish(source, version)
         finally:
-            await self.trainer.release(source)
+            await self._watched(self.trainer.release(source), "the trainer to free what it published")
         self.version = version
 
-    async def restore(self) -> None:
-        """After a resume the engines serve the restored weights before the first rollout."""
+    async def restore(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint: the engines serve the restored weights before the first rollout."""
+        await self._watched(self.trainer.load(checkpoint), f"the trainer to load {checkpoint}")
         await self._publish(self.version)
         self.dispatcher.settle(self.version)
 
     async def save(self) -> None:
         """A checkpoint of this moment: weights, optimizer, and which draws are still owed."""
         state = RunState(self.step, self.version, self.dispatcher.next_draw, tuple(self.dispatcher.outstanding()))
-        await self.checkpoints.save(state, self.trainer.save)
+        await self._watched(self.checkpoints.save(state, self.trainer.save), f"the checkpoint of step {self.step}")
 
     def record_unfinished(self) -> None:
         """Groups that a stopped run leaves behind, in the record of the step they would have been part of."""
-        left = self.dispatcher.abandon()
-        self.folder.add_rollouts(self.step + 1, group_records(left, self.step + 1, "cancelled"))
+        step = self.step if self._half_done else self.step + 1
+        self._record(step, group_records(self.dispatcher.abandon(), step))
 
     # ------------------------------------------------------------------ evaluation
 
@@ -149,12 +160,20 @@ class Loop:
         if not self._due(self.config.eval.every):
             await self._evaluate_here()
         await self.save()
-        await self.trainer.export(self.folder.final)
+        await self._watched(self.trainer.export(self.folder.final), "the export of the model")
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step > 0 and self.step % every == 0
 
+    async def _watched(self, call: Coroutine[Any, Any, T], what: str) -> T:
+        watch = self.config.watchdog
+        return await within(call, what, warn_after=watch.warn_after, fail_after=watch.fail_after)
+
     # ------------------------------------------------------------------ records
+
+    def _record(self, step: int, episodes: Iterable[dict[str, Any]]) -> None:
+        if self.config.log.rollouts:
+            self.folder.add_rollouts(step, episodes)
 
     def _step_record(self, batch: Batch, report: TrainReport, trained_at: int) -> dict[str, Any]:
         results = [result for group in (*batch.groups, *batch.dropped) for result in group.results]
@@ -176,7 +195,7 @@ class Loop:
 
     def _out_of_data(self, batch: Batch | None) -> None:
         dropped = batch.dropped if batch is not None else []
-        self.folder.add_rollouts(self.step + 1, group_records(dropped, self.step + 1))
+        self._record(self.step + 1, group_records(dropped, self.step + 1))
         failures = sum(group.outcome == "failed" for group in dropped)
         if failures and self.step == 0:
             raise RunStoppedError(

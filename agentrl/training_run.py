@@ -20,6 +20,7 @@ from .preflight import Ready
 from .report.run_folder import RunFolder
 from .rollout.dispatcher import Dispatcher
 from .rollout.task_source import TaskSource
+from .rollout.watchdog import within
 from .training import Trainer
 
 log = logging.getLogger(__name__)
@@ -52,8 +53,7 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
         await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
         loop = _make_loop(parts, cluster, trainer_starts.result(), reporter)
         if parts.resume_from is not None:
-            await loop.trainer.load(parts.resume_from)
-            await loop.restore()
+            await loop.restore(parts.resume_from)
         try:
             await loop.run()
         except asyncio.CancelledError:
@@ -61,13 +61,22 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
             raise
         except BaseException:
             await loop.dispatcher.stop()
+            loop.record_unfinished()
             raise
 
 
 async def _start_trainer(parts: RunParts) -> Trainer:
-    return await parts.start_trainer(
-        parts.config, parts.ready.model_path, str(parts.folder.images), parts.plan.updates, parts.plan.lr
+    config, watch = _with_own_limits(parts.ready), parts.config.watchdog
+    starting = parts.start_trainer(
+        config, parts.ready.model_path, str(parts.folder.images), parts.plan.updates, parts.plan.lr
     )
+    return await within(starting, "the trainer to start", warn_after=watch.warn_after, fail_after=watch.fail_after)
+
+
+def _with_own_limits(ready: Ready) -> Config:
+    """The configuration with the turns an episode really has at most: the trainer counts in longest episodes."""
+    rollout = ready.config.rollout.model_copy(update={"max_turns": ready.limits.max_turns})
+    return ready.config.model_copy(update={"rollout": rollout})
 
 
 async def _close_trainer(starts: asyncio.Future[Trainer]) -> None:

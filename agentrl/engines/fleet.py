@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 from ..engine import Engine
@@ -17,8 +17,15 @@ class EngineFleet:
 
     async def publish(self, source: Any, version: int) -> None:
         """New weights on every engine. Running requests are kept and go on with them."""
-        await asyncio.gather(*(engine.pause("keep") for engine in self.engines))
         try:
-            await asyncio.gather(*(engine.update_weights(source, version) for engine in self.engines))
+            await _all(engine.pause("keep") for engine in self.engines)
+            await _all(engine.update_weights(source, version) for engine in self.engines)
         finally:
-            await asyncio.gather(*(engine.resume() for engine in self.engines))
+            await _all(engine.resume() for engine in self.engines)
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Every call to its end, so that none runs on into what comes next; then the first failure is raised."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

@@ -37,13 +37,13 @@ def batch_records(batch: Batch, report: TrainReport, step: int) -> Iterator[dict
     yield from group_records(batch.dropped, step)
 
 
-def group_records(groups: Iterable[Group], step: int, outcome: str | None = None) -> Iterator[dict[str, Any]]:
+def group_records(groups: Iterable[Group], step: int) -> Iterator[dict[str, Any]]:
     """Every episode of groups that were not trained; one that never came back has a line without rows."""
     for group in groups:
         back = {result.sample: result for result in group.results}
         for sample in range(group.n):
             result = back.get(sample) or _never_back(group, sample)
-            yield episode_record(result, step=step, outcome=outcome or group.outcome)
+            yield episode_record(result, step=step, outcome=group.outcome)
 
 
 def _never_back(group: Group, sample: int) -> EpisodeResult:

@@ -44,7 +44,6 @@ class Batch:
 
     groups: list[Group]
     dropped: list[Group] = field(default_factory=list)
-    exhausted: bool = False
 
 
 class Dispatcher:
@@ -100,14 +99,10 @@ class Dispatcher:
     async def next_batch(self) -> Batch | None:
         """The next batch as soon as the staleness rule lets it be closed; None when the data is used up.
 
-        Raises what broke the dispatcher, or RunStoppedError when too many episodes fail or no group passes the filter.
+        Raises what broke the dispatcher, RunStoppedError when too many episodes fail or no group passes the filter, and
+        InfrastructureError when no episode ends for watchdog.fail_after. A caller that is cancelled has taken no batch.
         """
         watch = self.config.watchdog
-        return await within(
-            self._closed_batch(), self._what_is_awaited, warn_after=watch.warn_after, fail_after=watch.fail_after
-        )
-
-    async def _closed_batch(self) -> Batch | None:
         while True:
             self._changed.clear()
             if self._failure is not None:
@@ -117,8 +112,10 @@ class Dispatcher:
             if draws is not None:
                 return self._take(draws)
             if self._exhausted() and not self._groups:
-                return Batch([], self._take_dropped(), exhausted=True) if self._dropped else None
-            await self._changed.wait()
+                return Batch([], self._take_dropped()) if self._dropped else None
+            await within(
+                self._changed.wait(), self._what_is_awaited, warn_after=watch.warn_after, fail_after=watch.fail_after
+            )
 
     def settle(self, version: int) -> None:
         """The batch was trained (or skipped) and its weights are on every engine: its places are free."""
@@ -147,14 +144,19 @@ class Dispatcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def abandon(self) -> list[Group]:
-        """The groups that were in flight, waiting or in training, for the record of a run that ends."""
+        """The groups that were in flight, waiting or in training, for the record of a run that ends. Those that had ended
+        without training keep their outcome; the others are cancelled.
+        """
+        for group in (*self._groups.values(), *self._training):
+            group.outcome = "cancelled"
         left = [*self._groups.values(), *self._training, *self._dropped]
         self._groups, self._training, self._dropped = {}, [], []
         return left
 
     def outstanding(self) -> list[int]:
-        """Draws that hold a place and are not trained: a resumed run issues them again, first."""
-        return sorted([*self._groups, *self._reissue])
+        """Draws that no batch has settled yet, ended ones without a record included: a resumed run issues them again, first."""
+        taken = (group.draw for group in (*self._training, *self._dropped))
+        return sorted([*self._groups, *self._reissue, *taken])
 
     @property
     def episodes_in_flight(self) -> int:
@@ -227,7 +229,8 @@ class Dispatcher:
         self._tally["ended"] += 1
         if result.error is not None:
             self._tally["failed"] += 1
-            log.warning("episode %s (%s) failed: %s", order.rollout_id, order.task.id, result.error["traceback"])
+            what = (result.env or "env unknown", order.task.id, order.rollout_id)
+            log.warning("%s, task %s: episode %s failed: %s", *what, result.error["traceback"])
         if group.finished:
             self._finish(group)
         self._changed.set()
@@ -267,7 +270,9 @@ class Dispatcher:
             group.outcome = "trained"
         self._training = groups
         self._tally.clear()
-        return Batch(groups, self._take_dropped(), self._exhausted() and not self._groups)
+        if len(groups) < self.config.train.batch_groups:
+            log.warning("exhausted: the last batch has %d of %d groups", len(groups), self.config.train.batch_groups)
+        return Batch(groups, self._take_dropped())
 
     def _take_dropped(self) -> list[Group]:
         dropped, self._dropped = self._dropped, []

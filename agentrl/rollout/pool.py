@@ -12,13 +12,14 @@ from .watchdog import within
 from .worker import RolloutWorker, WorkerSpec
 
 MAX_CONCURRENT = 4096
+CLOSE_S = 5.0
 log = logging.getLogger(__name__)
 
 
 class WorkerPool:
     """Worker processes as Ray actors. One that dies is replaced at once; the episodes lost with it raise
-    InfrastructureError, so that the caller plays them again. One in which more than `max_abandoned` environment threads
-    hang is ended and replaced the same way. `replaced` counts both.
+    InfrastructureError, so that the caller plays them again. One that owes an answer past every bound, and one in which
+    more than `max_abandoned` environment threads hang, is ended and replaced the same way. `replaced` counts them all.
     """
 
     def __init__(self, spec: WorkerSpec, count: int) -> None:
@@ -26,6 +27,7 @@ class WorkerPool:
         self._workers: list[Any] = [self._spawn() for _ in range(count)]
         self._load = [0] * count
         self._abandoned = [0] * count
+        self._closed = False
         self.replaced = 0
 
     def _spawn(self) -> Any:
@@ -74,6 +76,9 @@ class WorkerPool:
             if isinstance(error.cause, AgentRLError):
                 raise error.cause from None
             raise
+        except InfrastructureError:
+            self._replace(index, worker, "does not answer")
+            raise
         finally:
             self._load[index] -= 1
         self._count_abandoned(index, worker, result)
@@ -88,7 +93,7 @@ class WorkerPool:
         """A new process in the place of `worker`, once, however many of its episodes report the loss."""
         import ray
 
-        if self._workers[index] is not worker:
+        if self._closed or self._workers[index] is not worker:
             return
         log.warning("rollout worker %d %s: replaced", index, why)
         ray.kill(worker)
@@ -97,9 +102,10 @@ class WorkerPool:
         self.replaced += 1
 
     def close(self) -> None:
-        """End every worker's process."""
+        """End every worker's process; none is replaced any more."""
         import ray
 
+        self._closed = True
         for worker in self._workers:
             ray.kill(worker)
 
@@ -109,12 +115,15 @@ async def _awaited(reference: Any) -> Any:
 
 
 async def _call(method: Any, order: EpisodeOrder) -> EpisodeResult:
-    """One actor call; a cancelled caller cancels the episode in the worker."""
+    """One actor call; a cancelled caller cancels the episode in the worker, which has CLOSE_S to close its environment."""
     import ray
 
-    reference = method.remote(order)
+    answer = asyncio.ensure_future(_awaited(reference := method.remote(order)))
     try:
-        return await reference
+        return await asyncio.shield(answer)
     except asyncio.CancelledError:
         ray.cancel(reference)
+        await asyncio.wait([answer], timeout=CLOSE_S)
+        if not answer.cancel() and not answer.cancelled():
+            answer.exception()
         raise

@@ -37,7 +37,7 @@ class TaskSource:
     def at(self, draw: int) -> Task | None:
         """The task of a draw; None when the stream has ended."""
         if self._sequence is None:
-            self._seen.extend(itertools.islice(self._stream, draw + 1 - len(self._seen)))
+            self._seen.extend(itertools.islice(self._stream, max(0, draw + 1 - len(self._seen))))
             return self._seen[draw] if draw < len(self._seen) else None
         round_, place = divmod(draw, len(self._sequence))
         return self._sequence[int(self._order(round_)[place]) if self._shuffle else place]

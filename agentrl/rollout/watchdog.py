@@ -11,6 +11,7 @@ from ..errors import InfrastructureError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+CLEAN_UP_S = 10.0
 
 
 async def within(
@@ -20,7 +21,10 @@ async def within(
     warn_after: float,
     fail_after: float,
 ) -> T:
-    """Await; log a warning that names `what` after `warn_after` seconds; InfrastructureError after `fail_after`."""
+    """Await; log a warning that names `what` after `warn_after` seconds; InfrastructureError after `fail_after`.
+
+    What is given up, here or by a caller that is cancelled, is cancelled too and has CLEAN_UP_S to come to its end.
+    """
     task = asyncio.ensure_future(awaitable)
     named = what if callable(what) else lambda: what
     try:
@@ -34,3 +38,4 @@ async def within(
     finally:
         if not task.done():
             task.cancel()
+            await asyncio.wait([task], timeout=CLEAN_UP_S)

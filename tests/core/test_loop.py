@@ -13,7 +13,17 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from agentrl import Env, GenerationRequest, Limits, MultiTurnExecutor, Renderer, Reply, ScriptedEngine, Task
+from agentrl import (
+    Env,
+    GenerationRequest,
+    InfrastructureError,
+    Limits,
+    MultiTurnExecutor,
+    Renderer,
+    Reply,
+    ScriptedEngine,
+    Task,
+)
 from agentrl.checkpoint import Checkpoints, RunState, read_state
 from agentrl.config import Config
 from agentrl.engines.fleet import EngineFleet
@@ -98,13 +108,21 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def make_loop(
-    folder: Path, tasks: list[Task], *, state: RunState | None = None, script: Any = reply, **train: Any
+    folder: Path,
+    tasks: list[Task],
+    *,
+    state: RunState | None = None,
+    script: Any = reply,
+    more: dict[str, Any] | None = None,
+    **train: Any,
 ) -> tuple[Loop, Counting, ScriptedEngine]:
     state = state or RunState()
-    options = {"batch_groups": 2, "max_staleness": 1} | train
-    config = Config.model_validate(
-        {"train": options, "rollout": {"n_samples": 3, "sampler": "in_order"}, "watchdog": {"fail_after": 20}}
-    )
+    sections = {
+        "train": {"batch_groups": 2, "max_staleness": 1} | train,
+        "rollout": {"n_samples": 3, "sampler": "in_order"},
+        "watchdog": {"fail_after": 20},
+    }
+    config = Config.model_validate(sections | (more or {}))
     engine = ScriptedEngine(script, state.version)
     player = EpisodePlayer([engine], Renderer(tokenizer()), MultiTurnExecutor(Guess, "guess"), env="guess")
     steps = config.train.steps
@@ -200,7 +218,7 @@ async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path)
     state = read_state(first.checkpoints.find("latest"))
     assert state == RunState(step=3, version=3, next_draw=6, outstanding=())
     second, after, engine = make_loop(tmp_path / "cut", tasks(12), state=state, max_staleness=0)
-    await second.restore()
+    await second.restore(first.checkpoints.find("latest"))
     await second.run()
     assert engine.calls[0] == ("pause", "keep")
     ids = [[row.rollout_id for row in rows] for rows in [*before.batches, *after.batches]]
@@ -235,3 +253,138 @@ async def test_an_engine_is_never_left_paused(tmp_path: Path) -> None:
         await loop.run()
     assert engine.calls[-1] == ("resume",)
     await loop.dispatcher.stop()
+
+
+async def test_one_engine_that_does_not_pause_leaves_no_other_paused() -> None:
+    good, deaf = ScriptedEngine(reply), ScriptedEngine(reply)
+
+    async def refuse(mode: Any) -> None:
+        raise RuntimeError("deaf")
+
+    deaf.pause = refuse  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="deaf"):
+        await EngineFleet([deaf, good]).publish(None, 1)
+    assert [call[0] for call in good.calls] == ["pause", "resume"]
+
+
+async def test_no_engine_is_resumed_while_another_still_loads() -> None:
+    slow, bad = ScriptedEngine(reply), ScriptedEngine(reply)
+
+    async def load(source: Any, version: int) -> None:
+        await asyncio.sleep(0.02)
+        slow.calls.append(("loaded",))
+
+    async def refuse(source: Any, version: int) -> None:
+        raise RuntimeError("no room")
+
+    slow.update_weights, bad.update_weights = load, refuse  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="no room"):
+        await EngineFleet([bad, slow]).publish(None, 1)
+    assert [call[0] for call in slow.calls] == ["pause", "loaded", "resume"]
+
+
+async def test_records_are_written_only_where_they_are_wanted(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(4), more={"log": {"rollouts": False}})
+    await loop.run()
+    assert len(trainer.batches) == 2 and not (tmp_path / "rollouts").exists()
+
+
+async def test_a_batch_of_a_cancelled_wait_is_still_there(tmp_path: Path) -> None:
+    """Cancelled in the very moment in which the last episode ends: the groups are owed, not lost."""
+    loop, _, _ = make_loop(tmp_path, tasks(40))
+    dispatcher = loop.dispatcher
+    finish, waiting = dispatcher._finish, asyncio.ensure_future(dispatcher.next_batch())
+
+    def finish_and_cancel(group: Any) -> None:
+        finish(group)
+        if sum(one.finished for one in dispatcher._groups.values()) == 2:
+            asyncio.get_running_loop().call_soon(waiting.cancel)
+
+    dispatcher._finish = finish_and_cancel  # type: ignore[method-assign]
+    dispatcher.start()
+    await asyncio.wait([waiting])
+    await dispatcher.stop()
+    assert dispatcher.outstanding() == list(range(dispatcher.next_draw))
+
+
+async def test_ended_groups_without_a_record_are_owed_and_keep_their_outcome(tmp_path: Path) -> None:
+    loop, _, _ = make_loop(tmp_path, tasks(4, broken=(0, 1, 2, 3)), max_staleness=0, batch_groups=4)
+    loop.dispatcher.start()
+    await asyncio.sleep(0)
+    await asyncio.wait(set(loop.dispatcher._running))
+    assert loop.dispatcher.outstanding() == [0, 1, 2, 3]
+    await loop.dispatcher.stop()
+    loop.record_unfinished()
+    assert {record["outcome"] for record in records(tmp_path)} == {"failed"}
+
+
+async def test_a_step_that_fails_after_the_interrupt_is_not_saved(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(40))
+    began = asyncio.Event()
+
+    async def fail(rows: list[Row], step: int) -> TrainReport:
+        began.set()
+        await asyncio.sleep(0.02)
+        raise RuntimeError("out of memory")
+
+    trainer.train = fail  # type: ignore[method-assign]
+    run = asyncio.ensure_future(loop.run())
+    await began.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    await loop.dispatcher.stop()
+    assert loop.step == 1 and not loop.resumable
+    loop.record_unfinished()
+    assert {(record["step"], record["outcome"]) for record in records(tmp_path)} == {(1, "cancelled")}
+
+
+async def test_a_trainer_that_hangs_ends_the_run(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(4), more={"watchdog": {"warn_after": 0.1, "fail_after": 0.3}})
+
+    async def hang(rows: list[Row], step: int) -> TrainReport:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    trainer.train = hang  # type: ignore[method-assign]
+    with pytest.raises(InfrastructureError, match="the trainer, in step 1"):
+        await loop.run()
+    await loop.dispatcher.stop()
+
+
+async def test_a_batch_may_take_longer_than_the_watch_as_long_as_episodes_end(tmp_path: Path) -> None:
+    def slow(request: GenerationRequest) -> Reply:
+        return Reply([3, 1], delay_s=0.1)
+
+    more = {"watchdog": {"warn_after": 1, "fail_after": 0.5}, "rollout": {"n_samples": 2, "max_episodes": 1}}
+    loop, trainer, _ = make_loop(tmp_path, tasks(2), script=slow, more=more, max_staleness=0)
+    await loop.run()
+    assert len(trainer.batches) == 1
+
+
+async def test_nothing_that_ends_for_too_long_is_named(tmp_path: Path) -> None:
+    more = {"watchdog": {"warn_after": 0.1, "fail_after": 0.2}}
+    loop, _, _ = make_loop(tmp_path, tasks(2), script=lambda request: Reply(hang=True), more=more)
+    with pytest.raises(InfrastructureError, match=r"group 000000 \(0/3 episodes\)"):
+        await loop.run()
+    await loop.dispatcher.stop()
+
+
+def test_the_newest_checkpoint_stays_beside_later_ones_of_a_run_that_was_gone_back_on(tmp_path: Path) -> None:
+    async def write(folder: Path) -> None:
+        (folder / "weights").write_text("w")
+
+    for keep, left in ((1, ["step_000002"]), (2, ["step_000002", "step_000009"])):
+        checkpoints = Checkpoints(tmp_path / str(keep), 9)
+        for step in (4, 9):
+            asyncio.run(checkpoints.save(RunState(step), write))
+        checkpoints.keep = keep
+        asyncio.run(checkpoints.save(RunState(2), write))
+        assert [path.name for path in checkpoints.complete()] == left
+        assert checkpoints.find("latest").name == "step_000002"
+
+
+def test_a_stream_of_tasks_gives_a_draw_again() -> None:
+    source = TaskSource(iter(tasks(4)), seed=0, shuffle=False)
+    assert [source.at(draw).id for draw in (2, 0, 3, 1)] == ["2", "0", "3", "1"]
+    assert source.at(4) is None

@@ -1,0 +1,75 @@
+"""The worker pool on workers that are no processes: losses, silence, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import ray
+
+from agentrl import InfrastructureError, Limits, Sampling, Task
+from agentrl.config import Config
+from agentrl.rollout.episode import EpisodeOrder
+from agentrl.rollout.pool import WorkerPool
+from agentrl.rollout.worker import WorkerSpec
+
+ORDER = EpisodeOrder("r", "g", 0, 0, Task("t"), 0, 0, Sampling(), Limits(call_timeout_s=0.01, episode_timeout_s=0.01))
+
+
+class Silent:
+    """A worker whose episodes end only when they are cancelled."""
+
+    def __init__(self) -> None:
+        self.play = self
+        self.calls: list[asyncio.Future[Any]] = []
+
+    def remote(self, order: EpisodeOrder) -> asyncio.Future[Any]:
+        self.calls.append(asyncio.get_running_loop().create_future())
+        return self.calls[-1]
+
+
+class Pool(WorkerPool):
+    def _spawn(self) -> Any:
+        return Silent()
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    ended: list[Any] = []
+    monkeypatch.setattr(ray, "kill", ended.append)
+    monkeypatch.setattr(ray, "cancel", lambda call: asyncio.get_running_loop().call_later(0.01, call.set_result, None))
+    return ended
+
+
+def make_pool() -> Pool:
+    config = Config.model_validate({"watchdog": {"warn_after": 0.05}})
+    return Pool(WorkerSpec(config, "", "", ()), 1)
+
+
+async def test_a_worker_that_does_not_answer_is_replaced(killed: list[Any]) -> None:
+    pool = make_pool()
+    deaf = pool._workers[0]
+    with pytest.raises(InfrastructureError, match="episode r"):
+        await pool.play(ORDER)
+    assert killed == [deaf] and pool.replaced == 1 and pool._workers[0] is not deaf
+
+
+async def test_a_cancelled_episode_may_close_its_environment_first(killed: list[Any]) -> None:
+    pool = make_pool()
+    playing = asyncio.ensure_future(pool.play(ORDER))
+    await asyncio.sleep(0.01)
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
+    assert pool._workers[0].calls[0].done() and not killed
+
+
+async def test_a_closed_pool_replaces_nobody(killed: list[Any]) -> None:
+    pool = make_pool()
+    playing = asyncio.ensure_future(pool.play(ORDER))
+    await asyncio.sleep(0)
+    pool.close()
+    with pytest.raises(InfrastructureError):
+        await playing
+    assert len(killed) == 1 and pool.replaced == 0
