@@ -107,7 +107,9 @@ def _own_executor(spec: str) -> AgentExecutorBase:
 
 
 def make_tasks(config: Config, split: str) -> Iterable[Task]:
-    """Training tasks (split "train") or held-out ones: from the dataset if one is given, else from the environment."""
+    """Training tasks (split "train") or held-out ones: from the dataset if one is given, whose own split is `data.split`
+    for both, else from the environment.
+    """
     evaluation = split != "train"
     if config.data.path is not None:
         return () if evaluation and config.data.test_path is None else load_tasks(config.data, evaluation=evaluation)

@@ -73,27 +73,29 @@ def _image(item: Any, folder: Path) -> Image:
 def load_tasks(section: DataSection, *, evaluation: bool) -> RowTasks:
     """The tasks of a dataset: of `path`, or of `test_path` for evaluation.
 
-    Raises DataError for a missing file or column before anything else is loaded.
+    Every row is looked at once. Raises DataError for a missing file or column, and for a row that is no task unless
+    `on_error` says skip.
     """
     if evaluation:
         section = section.model_copy(update={"path": section.test_path})
     rows = _read(section)
     _check_columns(rows, section)
-    indices = list(range(len(rows) if section.max_samples is None else min(len(rows), section.max_samples)))
-    if section.on_error == "skip":
-        indices = _readable(rows, section, indices)
+    wanted = range(len(rows) if section.max_samples is None else min(len(rows), section.max_samples))
+    indices = _readable(rows, section, wanted)
     if not indices:
         raise DataError(f"{section.path}: no row is left to use")
     return RowTasks(rows, section, indices)
 
 
-def _readable(rows: Any, section: DataSection, indices: list[int]) -> list[int]:
+def _readable(rows: Any, section: DataSection, indices: Sequence[int]) -> list[int]:
     good: list[int] = []
     for number in indices:
         try:
             row_task(number, rows[number], section)
             good.append(number)
         except DataError as error:
+            if section.on_error == "error":
+                raise
             log.warning("skipped: %s", error)
     if len(good) < len(indices):
         log.warning("%d of %d rows skipped", len(indices) - len(good), len(indices))

@@ -55,6 +55,11 @@ class RolloutContext:
         self.trajectory = Trajectory(task, self.rollout_id, self.group_id, self.env)
         return self.trajectory
 
+    def adopt(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory an executor returned, its own or `begin`'s, under this episode's ids: baselines go by group."""
+        trajectory.rollout_id, trajectory.group_id, trajectory.env = self.rollout_id, self.group_id, self.env
+        return trajectory
+
     def budget(self, length: int, asked: int | None = None) -> int:
         """Tokens that the next turn may sample after a context of `length` tokens; at or below 0 the episode is over."""
         limits = self.limits
@@ -133,8 +138,8 @@ def cut_at_placeholder(generation: Generation, placeholder_ids: frozenset[int]) 
 class AgentExecutorBase:
     """Subclass this to drive episodes in a way of your own.
 
-    `execute` plays one episode of `task` and returns `ctx.begin(task)`'s trajectory. It may run many times at once on one
-    object, so keep an episode's state in local variables.
+    `execute` plays one episode of `task` and returns its trajectory: `ctx.begin(task)`'s, which survives a failure, or one
+    of its own. It may run many times at once on one object, so keep an episode's state in local variables.
     """
 
     async def execute(self, task: Task, ctx: RolloutContext) -> Trajectory:
@@ -153,7 +158,7 @@ async def play(executor: AgentExecutorBase, task: Task, ctx: RolloutContext) -> 
         async with asyncio.timeout(bound) as scope:
             trajectory = await executor.execute(task, ctx)
         if isinstance(trajectory, Trajectory):
-            return trajectory
+            return ctx.adopt(trajectory)
         failure: AgentRLError = AgentError(f"{type(executor).__name__}.execute must return a Trajectory")
     except ConfigError:
         raise

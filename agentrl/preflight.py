@@ -53,14 +53,17 @@ class Ready:
 
     @property
     def max_images(self) -> int:
-        """Most images in one context, for the engine's limit: what the opening holds, again in every turn."""
-        return self.limits.max_turns * self.facts.images
+        """Most images in one context, for the engine's limit: what the opening holds, again in every turn; one a turn where
+        it holds none, as later turns may. 0 for a text model.
+        """
+        looks = takes_images(model_config(self.model_path))
+        return self.limits.max_turns * max(1, self.facts.images) if looks else 0
 
 
 async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> Ready:
     """Everything that can be known without loading weights. Raises ConfigError or DataError, one paragraph each."""
     make_executor(config)
-    tasks = make_tasks(config, config.data.split if config.data.path else "train")
+    tasks = make_tasks(config, "train")
     first, tasks = _peek(tasks, config)
     facts = await probe(config, first)
     model_path = choose_model(facts)
