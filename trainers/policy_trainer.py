@@ -115,6 +115,8 @@ class PolicyTrainer:
         self._counters.updates = first + len(plan)
         report.metrics["policy/lr"] = self._rate(self._counters.updates - 1)
         report.metrics["policy/bad_steps"] = float(self._counters.bad_steps)
+        if self._tools.device.type == "cuda":
+            report.metrics["memory/gpu"] = float(torch.cuda.max_memory_allocated())
         return report
 
     def _plan(self, rows: Sequence[Row], decided: Decided) -> list[Update]:

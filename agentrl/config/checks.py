@@ -34,6 +34,7 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_algorithm(config, algorithm)
     _check_off_policy(config)
     _check_batch(config)
+    _check_unused(config, algorithm)
     check_sources(config)
     check_engine(config, TRAINING_ENGINES)
 
@@ -66,11 +67,18 @@ def _check_algorithm(config: Config, algorithm: AlgorithmFacts) -> None:
     if filters_groups(config.algo, algorithm) and n < 2:
         raise ConfigError(f"the group filter needs --rollout.n-samples of at least 2, not {n}.")
     low, high = config.algo.clip or (0.0, 0.0)
-    most = 1.0 if config.algo.trust == "cispo" else 0.999999
+    most = 1.0 if _is_cispo(config.algo) else 0.999999
     if not (0 <= low <= most and high >= 0):
-        raise ConfigError(f"--algo.clip {low:g} {high:g}: low must be in [0, 1), high at least 0.")
+        raise ConfigError(f"--algo.clip {low:g} {high:g}: low must be in [0, 1), of cispo in [0, 1]; high at least 0.")
     if config.algo.dual_clip is not None and config.algo.dual_clip <= 1:
         raise ConfigError(f"--algo.dual-clip {config.algo.dual_clip:g} must be above 1.")
+    low, high = config.algo.correction_range or (0.0, 0.0)
+    if not 0 <= low <= high:
+        raise ConfigError(f"--algo.correction-range {low:g} {high:g}: it wants 0 <= low <= high.")
+
+
+def _is_cispo(algo: AlgoSection) -> bool:
+    return (algo.trust or algo.name) == "cispo"
 
 
 def filters_groups(algo: AlgoSection, algorithm: AlgorithmFacts) -> bool:
@@ -104,6 +112,32 @@ def _check_batch(config: Config) -> None:
             f"--parallel.ranks {config.parallel.ranks} is more than the {rollouts // cuts} rollouts of one update."
         )
 
+    if config.train.micro_batch_tokens < config.rollout.max_len:
+        raise ConfigError(
+            f"--train.micro-batch-tokens {config.train.micro_batch_tokens} does not hold one sequence of --rollout.max-len "
+            f"{config.rollout.max_len} tokens: raise the one or lower the other."
+        )
+
+
+def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
+    """Options that would change nothing."""
+    algo, optim = config.algo, config.optim
+    synchronous = config.train.max_staleness == 0 or algo.old_logp == "rollout"
+    corrected = not synchronous if algo.correction == "auto" else algo.correction != "none"
+    unread = {
+        ("algo", ("dual_clip",), "with cispo"): _is_cispo(algo),
+        ("algo", ("correction_level", "correction_range"), "without an off-policy correction"): not corrected,
+        ("algo.filter", ("range", "max_rounds"), "without --algo.filter.enable True"): not filters_groups(
+            algo, algorithm
+        ),
+        ("optim", ("betas", "eps"), "with --optim.name sgd"): optim.name == "sgd",
+    }
+    given = {"algo": algo.changed(), "algo.filter": algo.filter.changed(), "optim": optim.changed()}
+    for (section, names, why), holds in unread.items():
+        for name in names:
+            if holds and name in given[section]:
+                raise ConfigError(f"--{section}.{name.replace('_', '-')} is not used {why}.")
+
 
 def check_sources(config: Config) -> None:
     """The options say what is played, and by whom it is judged."""
@@ -113,6 +147,8 @@ def check_sources(config: Config) -> None:
         )
     if config.env.name is not None and config.reward.name:
         raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
+    if config.agent.name is not None and config.reward.name:
+        raise ConfigError("--agent brings its own rewards: leave out --reward.")
     if config.env.opt and config.env.name is None:
         raise ConfigError("--env.opt needs --env.")
     if config.env.name is None and config.data.path is None:

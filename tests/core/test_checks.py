@@ -1,0 +1,62 @@
+"""What a training run may not ask for, and options that would change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agentrl import ConfigError
+from agentrl.config import Config
+from agentrl.config.checks import AlgorithmFacts, check_training
+
+ENV: dict[str, Any] = {"env": {"name": "screenshot_math"}}
+
+
+def check(*, grouped: bool = False, filters: bool = False, critic: bool = False, **sections: Any) -> None:
+    config = Config.model_validate(ENV | sections)
+    check_training(config, AlgorithmFacts(config.algo.name, grouped, critic, filters))
+
+
+def test_the_defaults_pass() -> None:
+    check()
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"rollout": {"temperature": 0.0}}, "rollout.temperature 0"),
+        ({"rollout": {"top_p": 0.9}}, "rollout.top-p 0.9"),
+        ({"rollout": {"top_k": 5}}, "rollout.top-k 5"),
+        ({"rollout": {"n_samples": 1}, "grouped": True}, "n-samples 1 must be at least 2"),
+        ({"rollout": {"n_samples": 1}, "filters": True}, "group filter"),
+        ({"algo": {"name": "ppo"}, "critic": True}, "critic"),
+        ({"algo": {"clip": (1.0, 0.2)}}, "algo.clip"),
+        ({"algo": {"dual_clip": 1.0}}, "algo.dual-clip 1"),
+        ({"algo": {"correction_range": (3.0, 2.0)}}, "algo.correction-range 3 2"),
+        ({"algo": {"correction": "none"}}, "allow-uncorrected"),
+        ({"train": {"max_staleness": 0}, "rollout": {"partial": True}}, "rollout.partial"),
+        ({"train": {"batch_groups": 3, "updates_per_batch": 5}}, "updates-per-batch 5"),
+        ({"parallel": {"ranks": 200}}, "parallel.ranks 200"),
+        ({"train": {"micro_batch_tokens": 100}}, "micro-batch-tokens 100.*--rollout.max-len 4096"),
+        ({"reward": {"name": ["r.py:f"]}}, "brings its own reward"),
+        ({"env": {}, "data": {"path": "d"}, "agent": {"name": "a.py:A"}, "reward": {"name": ["r.py:f"]}}, "--agent"),
+        ({"data": {"label_key": "x"}}, "data.label-key is not used"),
+        ({"engine": {"name": "vlm"}}, "Did you mean vllm"),
+        ({"engine": {"script": "s.py:f"}}, "engine.script is not used"),
+        ({"algo": {"trust": "cispo", "dual_clip": 3.0}}, "algo.dual-clip is not used with cispo"),
+        ({"algo": {"correction_range": (0.0, 2.0)}, "train": {"max_staleness": 0}}, "correction-range is not used"),
+        ({"algo": {"correction_level": "sequence", "old_logp": "rollout"}}, "correction-level is not used"),
+        ({"algo": {"filter": {"range": (0.1, 0.9)}}}, "algo.filter.range is not used"),
+        ({"optim": {"name": "sgd", "eps": 1e-6}}, "optim.eps is not used"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_named(sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(**sections)
+
+
+def test_options_that_are_used_pass() -> None:
+    check(algo={"filter": {"range": (0.1, 0.9)}}, filters=True)
+    check(algo={"correction": "tis", "correction_range": (0.0, 2.0)}, train={"max_staleness": 0})
+    check(algo={"name": "cispo", "clip": (1.0, 0.3)}, grouped=True)
