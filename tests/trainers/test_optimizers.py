@@ -26,7 +26,7 @@ def test_schedules_end_at_the_minimum_and_stay_there(schedule: str) -> None:
 
 
 def test_constant_schedule() -> None:
-    assert {learning_rate(OptimSection(), 3e-4, update, 10) for update in range(20)} == {3e-4}
+    assert {learning_rate(OptimSection(schedule="constant"), 3e-4, update, 10) for update in range(20)} == {3e-4}
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
