@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -19,6 +19,7 @@ from .report.metrics import Metrics, episode_metrics, group_metrics, staleness_m
 from .report.record import batch_records, group_records
 from .report.run_folder import RunFolder
 from .rollout.dispatcher import Batch, Dispatcher, RunStoppedError
+from .rollout.group import Group
 from .rollout.watchdog import within
 from .training import Trainer, TrainReport
 
@@ -130,8 +131,7 @@ class Loop:
 
     def record_unfinished(self) -> None:
         """Groups that a stopped run leaves behind, in the record of the step they would have been part of."""
-        step = self.step if self._half_done else self.step + 1
-        self._record(step, group_records(self.dispatcher.abandon(), step))
+        self._record_groups(self.dispatcher.abandon(), self.step if self._half_done else self.step + 1)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -175,6 +175,10 @@ class Loop:
         if self.config.log.rollouts:
             self.folder.add_rollouts(step, episodes)
 
+    def _record_groups(self, untrained: Sequence[Group], step: int) -> None:
+        if untrained:
+            self._record(step, group_records(untrained, step))
+
     def _step_record(self, batch: Batch, report: TrainReport, trained_at: int) -> dict[str, Any]:
         results = [result for group in (*batch.groups, *batch.dropped) for result in group.results]
         trained = [result for group in batch.groups for result in group.results]
@@ -195,7 +199,7 @@ class Loop:
 
     def _out_of_data(self, batch: Batch | None) -> None:
         dropped = batch.dropped if batch is not None else []
-        self._record(self.step + 1, group_records(dropped, self.step + 1))
+        self._record_groups(dropped, self.step + 1)
         failures = sum(group.outcome == "failed" for group in dropped)
         if failures and self.step == 0:
             raise RunStoppedError(

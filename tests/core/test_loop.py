@@ -190,6 +190,7 @@ async def test_a_fixed_number_of_steps_starts_no_group_too_many(tmp_path: Path) 
     await loop.run()
     assert len(trainer.batches) == 3
     assert loop.dispatcher.next_draw == 6
+    assert [path.stem for path in sorted((tmp_path / "rollouts").iterdir())] == [f"step_{i:06d}" for i in (1, 2, 3)]
 
 
 async def test_failed_groups_are_recorded_and_give_their_place_back(tmp_path: Path) -> None:
