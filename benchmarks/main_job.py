@@ -31,7 +31,12 @@ def run(seed: int, folder: str) -> dict[str, Any]:
     subprocess.run([*command, "--run.seed", str(seed), "--run.dir", folder, "--run.name", f"seed-{seed}"], check=True)
     ended = time.time()
     records = [json.loads(line) for line in (Path(folder) / f"seed-{seed}" / "metrics.jsonl").open()]
-    return {"seed": seed, "first_update_s": records[1]["time"] - began, "whole_s": ended - began, **curves(records)}
+    return {
+        "seed": seed,
+        "first_update_s": round(records[1]["time"] - began),
+        "whole_s": round(ended - began),
+        **curves(records),
+    }
 
 
 def curves(records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -76,15 +81,23 @@ def plot(results: list[dict[str, Any]]) -> None:
     figure.savefig(PICTURE, dpi=120)
 
 
+def measure(seeds: list[int]) -> None:
+    """Run the seeds and save the results after each."""
+    results: list[dict[str, Any]] = []
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as folder:
+            results.append(run(seed, folder))
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--plot-only", action="store_true")
     options = parser.parse_args()
     if not options.plot_only:
-        with tempfile.TemporaryDirectory() as folder:
-            results = [run(seed, folder) for seed in options.seeds]
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        measure(options.seeds)
     results = json.loads(RESULTS.read_text())
     plot(results)
     for result in results:
@@ -92,7 +105,7 @@ def main() -> None:
             name: [round(points[0][1], 3), round(points[-1][1], 3)] for name, points in result["evaluations"].items()
         }
         print(
-            f"seed {result['seed']}: first update {result['first_update_s']:.0f} s, end {result['whole_s']:.0f} s, {ends}"
+            f"seed {result['seed']}: first update {result['first_update_s']} s, end {result['whole_s']} s, {ends}"
         )
 
 
