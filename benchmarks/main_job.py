@@ -75,7 +75,7 @@ def plot(results: list[dict[str, Any]]) -> None:
             )
     axes.axhline(0.9, color="grey", linestyle=":", linewidth=1)
     axes.set(xlabel="update (128 rollouts each)", ylabel="mean reward", ylim=(0, 1.02))
-    axes.set_title("screenshot_math, REINFORCE++, 0.6 M parameters, two CPU cores")
+    axes.set_title("screenshot_math, REINFORCE++, 0.9 M parameters, two CPU cores")
     axes.legend(fontsize=7, ncols=3, loc="lower right")
     figure.tight_layout()
     figure.savefig(PICTURE, dpi=120)
@@ -104,9 +104,7 @@ def main() -> None:
         ends = {
             name: [round(points[0][1], 3), round(points[-1][1], 3)] for name, points in result["evaluations"].items()
         }
-        print(
-            f"seed {result['seed']}: first update {result['first_update_s']} s, end {result['whole_s']} s, {ends}"
-        )
+        print(f"seed {result['seed']}: first update {result['first_update_s']} s, end {result['whole_s']} s, {ends}")
 
 
 if __name__ == "__main__":
