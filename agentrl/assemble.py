@@ -11,7 +11,7 @@ from .config import Config
 from .data import load_tasks
 from .engine import Limits
 from .env import Task
-from .errors import ConfigError
+from .errors import AgentRLError, ConfigError
 from .executor import AgentExecutorBase
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
@@ -71,10 +71,15 @@ class EnvSource:
         return self.target(**(self._for_constructor() if isinstance(self.target, type) else self.options))
 
     def tasks(self, split: str) -> Iterable[Task]:
-        """The tasks the env brings for a split."""
+        """The tasks the env brings for a split. The fault boundary of user code: what it raises comes out as ConfigError."""
         if not isinstance(self.target, type) or not hasattr(self.target, "tasks"):
             return ()
-        return self.target.tasks(split, **self._for_tasks())
+        try:
+            return self.target.tasks(split, **self._for_tasks())
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{self.name}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
 
 
 def option_names(env: Any) -> list[str]:

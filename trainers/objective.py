@@ -180,7 +180,7 @@ def trained_mask(rows: Sequence[Row]) -> Tensor:
 
 def aligned(parts: Sequence[Tensor]) -> Tensor:
     """One value for each trained token of each row -> [B, L], 0 beyond a row's end."""
-    return pad_sequence(list(parts), batch_first=True)
+    return pad_sequence(list(parts), batch_first=True) if parts else torch.zeros(0, 0)
 
 
 def rollout_ids(rows: Sequence[Row]) -> list[str]:

@@ -40,7 +40,7 @@ class RolloutSection(Section):
     kv: Literal["keep", "recompute"] = "keep"
     """KV cache of sequences that an update hits: kept (fast) or computed again with the new weights (exact)."""
     order: Literal["in_order"] = "in_order"
-    """Groups are trained in the order in which they were dispatched."""
+    """Of the groups that are finished, those dispatched first are trained first."""
     retries: int = Field(3, ge=0)
     """Attempts after the first for an episode that infrastructure failed."""
     max_error_rate: float = Field(0.5, ge=0.0, le=1.0)

@@ -165,6 +165,14 @@ def test_groups_left_with_one_member_are_counted(make_trainer: Make) -> None:
     assert not report.advantages[2].any() and not report.advantages[3].any()
 
 
+@pytest.mark.parametrize("algorithm", ["reinforce_pp", "grpo"])
+def test_a_batch_in_which_nothing_was_sampled_makes_no_update(make_trainer: Make, algorithm: str) -> None:
+    trainer = make_trainer(algo={"name": algorithm})
+    report = trainer.train([], 0)
+    assert not report.updated and report.advantages == []
+    assert trainer.train(make_rows(), 1).updated
+
+
 def poison(trainer: Any) -> None:
     """Make the next gradient NaN, once."""
     parameter = next(trainer.policy.model.parameters())
