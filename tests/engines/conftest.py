@@ -8,21 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 
 from agentrl.engines.vllm_actor import RayEngine, start_engine
 from agentrl.engines.vllm_options import VLLMOptions
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """A local cluster of its own, unless one is connected already."""
-    owned = not ray.is_initialized()
-    if owned:
-        ray.init(num_cpus=4, include_dashboard=False, logging_level="error")
-    yield
-    if owned:
-        ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,8 @@ def test_a_rank_takes_a_gpu_where_there_is_one() -> None:
     assert rank_resources(ParallelSection(gpus=0.5), cluster_gpus=4) == (1.0, 0.5)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    import ray
-
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
-async def start(cluster: None, models: Path, tmp_path: Path) -> AsyncIterator[Start]:
+async def start(ray_cluster: None, models: Path, tmp_path: Path) -> AsyncIterator[Start]:
     """start(ranks=1, stage=0): a group with the untied policy at lr 0.1, sgd, micro-batches of 60 tokens."""
     groups: list[TrainerGroup] = []
 
