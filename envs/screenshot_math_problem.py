@@ -38,9 +38,8 @@ def evaluate(expression: str) -> int:
 def is_test(operands: Sequence[int]) -> bool:
     """Whether numbers in this order are held out, whatever the operators: about one order in ten.
 
-    At most one direction of the same numbers is, and never numbers that begin and end alike: each answer of the
-    smallest level (0+0 has one way to be written) can so be learned in training. The salt spreads that level's eleven
-    pairs over digits and answers, and leaves every held-out answer at least four ways in training.
+    Never numbers that begin and end alike, and at most one direction of the same numbers, so that every answer of the
+    smallest levels can be learned in training. Other orders of the same numbers may be in training.
     """
     code = zlib.crc32(f"screenshot_math/56429/{','.join(map(str, sorted(operands)))}".encode())
     first, last = operands[0], operands[-1]

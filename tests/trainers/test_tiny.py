@@ -125,15 +125,20 @@ def test_demonstrations_are_what_a_rollout_sees(processor: Any) -> None:
         assert len(shown.images) == turns
         prompt, reply = decode(shown.token_ids[: shown.target]), decode(shown.token_ids[shown.target :])
         assert prompt.endswith("<|im_start|>assistant\n") and reply.endswith("<|im_end|>")
-        sum_, answer = reply.removesuffix("<|im_end|>").split("=")
-        assert eval(sum_) == int(answer)
+        first, second, answer = reply.removesuffix("<|im_end|>").split("=")
+        assert eval(first) == eval(second) == int(answer)
         assert ("higher<|im_end|>" in prompt or "lower<|im_end|>" in prompt) is (turns > 1)
 
 
 def test_a_slip_is_wrong(processor: Any, tokenizer: Any) -> None:
-    slipped = ScreenshotDemonstrator(processor).draw(random.Random(0), 1, 1.0)
-    sum_, answer = processor.tokenizer.decode(slipped.token_ids[slipped.target : -1]).split("=")
-    assert eval(sum_) != int(answer)
+    demonstrator = ScreenshotDemonstrator(processor)
+    steps = set()
+    for seed in range(12):
+        slipped = demonstrator.draw(random.Random(seed), 1, 1.0)
+        sum_, *worked, answer = processor.tokenizer.decode(slipped.token_ids[slipped.target : -1]).split("=")
+        assert eval(sum_) != int(answer)
+        steps.add(len(worked))
+    assert steps == {0, 1}, "some stop half-way, some give a wrong number"
     calculator = CalculatorDemonstrator(tokenizer)
     right = calculator.draw(random.Random(3), 2, 0.0)
     wrong = calculator.draw(random.Random(3), 2, 1.0)
@@ -199,11 +204,11 @@ def test_mistakes_are_explained(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_warm_start_lands_in_its_window(kind: str) -> None:
-    """A first reply is right with this probability: an episode's mean reward then lies between 0.40 and 0.58."""
+    """A first reply is right with this probability, so that an episode's mean reward lies below 0.6."""
     model, processor = warm_started(kind)
     shown = RECIPES[kind].demonstrator(processor).held_out(48)
     probability = exact_reply_probability(model, Collator(processor), shown)
-    low, high = {"tiny-vlm": (0.3, 0.48), "tiny-text": (0.55, 0.8)}[kind]
+    low, high = {"tiny-vlm": (0.12, 0.4), "tiny-text": (0.55, 0.8)}[kind]
     assert low < probability < high
 
 

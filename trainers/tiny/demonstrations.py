@@ -19,6 +19,10 @@ from agentrl.registry import lookup
 from agentrl.renderer import Prompt, Renderer
 
 
+HASTE = 0.8
+"""Share of the slips in screenshot_math that stop half-way."""
+
+
 @dataclass(frozen=True)
 class Demonstration:
     """One sequence; the tokens from `target` on are the last reply with its end token. Image placeholders are expanded."""
@@ -43,7 +47,10 @@ class Demonstrator(Protocol):
 
 
 class ScreenshotDemonstrator:
-    """screenshot_math at level tiny: replies `3+4=7`; earlier turns are wrong answers. A slip is another task's answer."""
+    """screenshot_math at level tiny: replies `3+4+2=7+2=9`, one sum at a time; earlier turns are wrong answers.
+
+    A slip stops after the first sum (`3+4+2=7`) `HASTE` of the time, else gives another task's answer.
+    """
 
     turn_weights: tuple[float, ...] = (0.7, 0.2, 0.1)
 
@@ -56,15 +63,14 @@ class ScreenshotDemonstrator:
 
     def draw(self, rng: random.Random, turns: int, slip: float) -> Demonstration:
         task = self._train[rng.randrange(len(self._train))]
-        replies = [self._reply(task, rng, wrong=True) for _ in range(turns - 1)]
-        last = self._reply(task, rng, wrong=rng.random() < slip)
+        replies = [_slip(task, rng, self._answers) for _ in range(turns - 1)]
+        last = _slip(task, rng, self._answers) if rng.random() < slip else _worked(task)
         return self._player.demonstration(self._prompt(task, replies), last)
 
     def held_out(self, count: int) -> list[Demonstration]:
         tasks = {self._test[index].row["expression"]: self._test[index] for index in range(8 * count)}
-        rng = random.Random(0)
         return [
-            self._player.demonstration(self._prompt(task, []), self._reply(task, rng, wrong=False))
+            self._player.demonstration(self._prompt(task, []), _worked(task))
             for _, task in sorted(tasks.items())[:count]
         ]
 
@@ -76,11 +82,24 @@ class ScreenshotDemonstrator:
             self._firsts[expression] = self._player.play(task, ())
         return self._firsts[expression]
 
-    def _reply(self, task: Task, rng: random.Random, *, wrong: bool) -> Action:
-        answer = task.label
-        while wrong and answer == task.label:
-            answer = rng.choice(self._answers)
-        return Action(f"{task.row['expression']}={answer}")
+
+def _worked(task: Task) -> Action:
+    """The sum, worked out from left to right: 3+4+2=7+2=9."""
+    terms = [int(term) for term in task.row["expression"].split("+")]
+    steps = []
+    while len(terms) > 1:
+        steps.append("+".join(map(str, terms)))
+        terms = [terms[0] + terms[1], *terms[2:]]
+    return Action("=".join([*steps, str(terms[0])]))
+
+
+def _slip(task: Task, rng: random.Random, answers: Sequence[int]) -> Action:
+    steps = str(_worked(task)).split("=")
+    hasty = steps[1].split("+")[0]
+    if rng.random() < HASTE and int(hasty) != task.label:
+        return Action(f"{steps[0]}={hasty}")
+    wrong = rng.choice([answer for answer in answers if answer != task.label])
+    return Action("=".join([*steps[:-1], str(wrong)]))
 
 
 class CalculatorDemonstrator:

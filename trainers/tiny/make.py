@@ -27,7 +27,7 @@ def tiny_path(kind: str, *, seed: int = 1) -> Path:
 
 
 def cached_tiny(kind: str, *, seed: int = 1, progress: Progress | None = None) -> Path:
-    """The cached policy's folder, made first when it is missing (under a minute on one core)."""
+    """The cached policy's folder, made first when it is missing (about a minute on one core)."""
     path = tiny_path(kind, seed=seed)
     return path if (path / "config.json").is_file() else make_tiny(kind, path, seed=seed, progress=progress)
 
@@ -40,8 +40,8 @@ def make_tiny(
     `out` appears whole or not at all; when another process made it meanwhile, that one stays. `progress` gets a
     stage's name and a share of 0..1. `max_steps` bounds the warm start (0 = the initialised policy). Runs on one
     thread, leaves torch's thread count and random state as they were, and gives the same weights every time on one
-    machine. The default seed is one that learns soon (tiny-vlm 40 s, tiny-text 35 s on one core; others up to twice
-    that). Raises ConfigError for an unknown kind.
+    machine. The default seed is one that learns soon (about 75 s for tiny-vlm, 35 s for tiny-text, on one core; others
+    up to twice that). Raises ConfigError for an unknown kind.
     """
     from .warm_start import warm_started
 

@@ -46,7 +46,9 @@ class Recipe:
 
 
 RECIPES = {
-    "tiny-vlm": Recipe(ScreenshotDemonstrator, known=0.95, slip=0.66, max_steps=500, careless_steps=60),
+    "tiny-vlm": Recipe(
+        ScreenshotDemonstrator, known=0.9, slip=0.75, max_steps=400, careless_steps=60, lr=2e-3, held_out=48
+    ),
     "tiny-text": Recipe(
         CalculatorDemonstrator, known=0.9, slip=0.3, max_steps=800, careless_steps=60, weight_decay=0.1
     ),
