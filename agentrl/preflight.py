@@ -13,10 +13,11 @@ from .config import Config
 from .engine import Limits
 from .env import Task
 from .env_session import EnvSession
-from .errors import ConfigError, EnvError
+from .errors import ConfigError, DataError, EnvError
 from .messages import Message, message_images, normalize
 from .model_folder import max_positions, model_config, takes_images
 from .renderer import Renderer
+from .step_info import whole_number
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +107,9 @@ async def probe(config: Config, task: Task) -> EnvFacts:
         async with session:
             observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
             tools = await session.attribute("tools", ()) or ()
-            return EnvFacts(normalize(observation), tools, await session.attribute("max_turns", None))
-    except EnvError as error:
+            turns = await session.attribute("max_turns", None)
+            return EnvFacts(normalize(observation), tools, None if turns is None else whole_number("max_turns", turns))
+    except (EnvError, DataError) as error:
         log.warning("the environment failed on its first task: %s", error)
         return EnvFacts(None, (), None)
 

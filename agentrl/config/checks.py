@@ -131,8 +131,18 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
             algo, algorithm
         ),
         ("optim", ("betas", "eps"), "with --optim.name sgd"): optim.name == "sgd",
+        (
+            "eval",
+            tuple(name for name in config.eval.changed() if name != "enable"),
+            "with --eval.no-enable",
+        ): not config.eval.enable,
     }
-    given = {"algo": algo.changed(), "algo.filter": algo.filter.changed(), "optim": optim.changed()}
+    given = {
+        "algo": algo.changed(),
+        "algo.filter": algo.filter.changed(),
+        "optim": optim.changed(),
+        "eval": config.eval.changed(),
+    }
     for (section, names, why), holds in unread.items():
         for name in names:
             if holds and name in given[section]:

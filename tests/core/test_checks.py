@@ -49,6 +49,7 @@ def test_the_defaults_pass() -> None:
         ({"algo": {"correction_level": "sequence", "old_logp": "rollout"}}, "correction-level is not used"),
         ({"algo": {"filter": {"range": (0.1, 0.9)}}}, "algo.filter.range is not used"),
         ({"optim": {"name": "sgd", "eps": 1e-6}}, "optim.eps is not used"),
+        ({"eval": {"enable": False, "n": 4}}, "eval.n is not used with --eval.no-enable"),
     ],
 )
 def test_what_cannot_be_is_refused_and_named(sections: dict[str, Any], said: str) -> None:
