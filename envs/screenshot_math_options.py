@@ -49,7 +49,7 @@ INSTRUCTION = "Work out the expression on the page. Reply with the whole number 
 LEVELS = {
     level.level: level
     for level in (
-        Settings("tiny", 84, 56, 14, "mono", 15, 0, 0, 3, 0, 7, "+", 3, 1920, 16, ""),
+        Settings("tiny", 84, 56, 14, "mono", 15, 0, 0, 3, 0, 9, "+", 3, 1920, 16, ""),
         Settings("easy", 168, 112, 0, "sans", 22, 2, 0, 2, 0, 20, "+-", 3, 8192, 0, INSTRUCTION),
         Settings("medium", 336, 224, 0, "any", 32, 6, 2, 2, 2, 99, "+-*", 3, 16384, 0, INSTRUCTION),
         Settings("full", 448, 448, 0, "any", 36, 14, 6, 3, 2, 99, "+-*", 3, 32768, 0, INSTRUCTION),

@@ -18,7 +18,7 @@ from agentrl.messages import Action, Image, ToolCall, normalize
 from agentrl.registry import lookup
 from agentrl.renderer import Prompt, Renderer
 
-HASTE = 0.8
+HASTE = 0.7
 """Share of the slips in screenshot_math that stop half-way."""
 
 
