@@ -64,20 +64,21 @@ def compute_advantages(
     verdict = _verdicts(rewards, timeline)
     valid, groups = _members(estimator, ~verdict.isnan() & (timeline.lengths > 0), group_ids, timeline)
 
-    def grid(rows: Tensor | None) -> Tensor:
-        packed = torch.zeros_like(timeline.trained, dtype=torch.float32) if rows is None else timeline.pack(rows)
-        return torch.where(valid[:, None], packed, 0.0)
+    def grid(rows: Tensor) -> Tensor:
+        return torch.where(valid[:, None], timeline.pack(rows), 0.0)
 
-    outcome = at_end(torch.where(valid, verdict, 0.0), timeline.trained)
-    earned = outcome if token_rewards is None else grid(token_rewards)
+    outcome = torch.where(valid, verdict, 0.0)
+    turns = None if token_rewards is None else grid(token_rewards)
     final = torch.zeros_like(verdict) if bootstrap is None else bootstrap.float()[timeline.last_row]
+    width = timeline.trained.shape[1]
     decisions = Decisions(
-        rewards=earned.sum(1),
-        token_rewards=earned,
-        penalty=kl_coef * grid(kl if kl_coef else None),
+        rewards=outcome if turns is None else turns.sum(1),
+        token_rewards=at_end(outcome, timeline.lengths, width) if turns is None else turns,
+        penalty=kl_coef * grid(kl) if kl is not None and kl_coef else outcome.new_zeros(()).expand(len(outcome), width),
         values=grid(values) if estimator.critic else None,
         bootstrap=torch.where(valid, final, 0.0),
         trained=timeline.trained,
+        lengths=timeline.lengths,
         valid=valid,
         groups=groups,
         gamma=gamma,
@@ -87,9 +88,9 @@ def compute_advantages(
 
 
 def _finish(estimator: Estimator, decisions: Decisions, timeline: Timeline, whitened: bool) -> Advantages:
-    counted = decisions.trained & decisions.valid[:, None]
-    advantages = torch.where(counted, estimator.function(decisions), 0.0)
-    returns = advantages if decisions.values is None else advantages + decisions.values
+    counted = decisions.valid[timeline.owner]
+    advantages = torch.where(counted, timeline.flat(estimator.function(decisions)), 0.0)
+    returns = advantages if decisions.values is None else advantages + timeline.flat(decisions.values)
     if whitened:
         advantages = whiten_batch(advantages, counted)
     return Advantages(timeline.unpack(advantages), timeline.unpack(returns), decisions.valid[timeline.rollout])

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import ConfigError
 
 MicroBatch = tuple[int, ...]
@@ -74,15 +76,22 @@ def micro_steps(
 
 
 def _first_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Longest first, always into the first bin with room. Rows of one length are placed together: of bins in their order,
+    each takes as many as fit, and what is left opens new ones.
+    """
+    room = np.full(len(order), budget)  # there are never more bins than rows
     bins: list[list[int]] = []
-    room: list[int] = []
-    for row in order:
-        place = next((i for i, left in enumerate(room) if left >= lengths[row]), len(bins))
-        if place == len(bins):
-            bins.append([])
-            room.append(budget)
-        bins[place].append(row)
-        room[place] -= lengths[row]
+    for length, alike in itertools.groupby(order, key=lambda row: lengths[row]):
+        rows = list(alike)
+        reach = len(bins) + len(rows)
+        taken = np.diff(np.minimum((room[:reach] // max(length, 1)).cumsum(), len(rows)), prepend=0)
+        start = 0
+        for place in np.flatnonzero(taken).tolist():
+            if place == len(bins):
+                bins.append([])
+            bins[place] += rows[start : start + taken[place]]
+            start += taken[place]
+        room[:reach] -= taken * length
     return bins
 
 

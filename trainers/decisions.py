@@ -18,8 +18,9 @@ class Decisions:
     token_rewards [R, L] = the same return on the tokens that earned it: on the last one, or turn by turn.
     penalty [R, L] = kl_coef * KL of each token; 0 without KL in the reward.
     values [R, L] = V(state before the token), None without a critic; bootstrap [R] = V after the last token.
-    trained bool[R, L]; valid bool[R] = has a verdict and a trained token.
-    Everything is 0 at slots that are not trained and in rollouts that are not valid.
+    trained bool[R, L]; lengths int64[R] = its trained tokens; valid bool[R] = has a verdict and a trained token.
+    Everything is 0 at slots that are not trained and in rollouts that are not valid. To be read only: what is 0
+    everywhere may be one number seen [R, L] times.
     """
 
     rewards: Tensor
@@ -28,6 +29,7 @@ class Decisions:
     values: Tensor | None
     bootstrap: Tensor
     trained: Tensor
+    lengths: Tensor
     valid: Tensor
     groups: Groups
     gamma: float
@@ -35,20 +37,22 @@ class Decisions:
 
     def at_end(self, x: Tensor) -> Tensor:
         """x[R] on the last decision of each rollout: [R, L]."""
-        return at_end(x, self.trained)
+        return at_end(x, self.lengths, self.trained.shape[1])
 
 
-def at_end(x: Tensor, trained: Tensor) -> Tensor:
-    """x[R] on the last true slot of each row of the left-aligned trained bool[R, L]; 0 elsewhere."""
-    place = torch.arange(trained.shape[1], device=x.device)
-    return torch.where(place == trained.sum(1, keepdim=True) - 1, x[:, None], 0.0)
+def at_end(x: Tensor, lengths: Tensor, width: int) -> Tensor:
+    """x[R] at slot lengths - 1 of each row, 0 elsewhere: [R, width]. Rows of length 0 have no such slot."""
+    result = torch.zeros(len(x), width, dtype=x.dtype, device=x.device)
+    rows = lengths.nonzero()[:, 0]
+    result[rows, lengths[rows] - 1] = x[rows]
+    return result
 
 
 def to_go(x: Tensor, decay: float) -> Tensor:
     """y[:, t] = x[:, t] + decay * y[:, t + 1], for x[R, L] that is 0 right of each sequence's end."""
-    result = torch.empty_like(x)
-    running = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    for t in reversed(range(x.shape[1])):
-        running = x[:, t] + decay * running
-        result[:, t] = running
-    return result
+    if decay == 1:
+        return x.flip(1).cumsum(1).flip(1)
+    by_time = x.t().contiguous()  # a step reads and writes whole rows of memory
+    for t in reversed(range(len(by_time) - 1)):
+        by_time[t].add_(by_time[t + 1], alpha=decay)
+    return by_time.t()

@@ -38,10 +38,10 @@ class Timeline:
         row, column = mask.nonzero(as_tuple=True)
         order = torch.argsort(self.rollout[row], stable=True)
         self._row, self._column = row[order], column[order]
-        self._owner = self.rollout[self._row]
-        self.lengths = torch.bincount(self._owner, minlength=rollouts)
+        self.owner = self.rollout[self._row]
+        self.lengths = torch.bincount(self.owner, minlength=rollouts)
         ends = self.lengths.cumsum(0)
-        self._place = torch.arange(len(self._row), device=mask.device) - (ends - self.lengths)[self._owner]
+        self._place = torch.arange(len(self._row), device=mask.device) - (ends - self.lengths)[self.owner]
         width = int(self.lengths.max()) if rollouts else 0
         self.trained = torch.arange(width, device=mask.device) < self.lengths[:, None]
         self.last_row = torch.zeros_like(self.lengths)
@@ -51,13 +51,17 @@ class Timeline:
     def pack(self, rows: Tensor) -> Tensor:
         """[B, T] -> float32[R, L]; 0 right of each rollout's last decision."""
         packed = torch.zeros(self.trained.shape, dtype=torch.float32, device=self.trained.device)
-        packed[self._owner, self._place] = rows[self._row, self._column].float()
+        packed[self.owner, self._place] = rows[self._row, self._column].float()
         return packed
 
-    def unpack(self, packed: Tensor) -> Tensor:
-        """[R, L] -> [B, T]; 0 at slots that are not trained."""
-        rows = torch.zeros(self._shape, dtype=packed.dtype, device=packed.device)
-        rows[self._row, self._column] = packed[self._owner, self._place]
+    def flat(self, packed: Tensor) -> Tensor:
+        """[R, L] -> [N]: one value for each trained token, the rollouts end to end. `owner` int64[N] tells whose it is."""
+        return packed[self.owner, self._place]
+
+    def unpack(self, flat: Tensor) -> Tensor:
+        """[N] as of `flat` -> [B, T]; 0 at slots that are not trained."""
+        rows = torch.zeros(self._shape, dtype=flat.dtype, device=flat.device)
+        rows[self._row, self._column] = flat
         return rows
 
     def once(self, values: Tensor, *, what: str) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from agentrl.trainers import Advantages, Decisions, compute_advantages, register_advantage, whiten
+from agentrl.trainers.decisions import to_go
 from torch import Tensor
 
 torch.set_num_threads(1)
@@ -268,3 +269,11 @@ def test_an_estimator_of_one_s_own_takes_one_function() -> None:
 def test_infrastructure_failure_leaves_the_baseline() -> None:
     got = column("dr_grpo", [1.0, 0.0, NAN, 1.0])
     assert_close(got.advantages[:, 0], [1 - 2 / 3, -2 / 3, 0.0, 1 - 2 / 3])
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9, 0.0])
+def test_sums_to_go(decay: float) -> None:
+    x = torch.randn(3, 5)
+    want = sum(decay**k * torch.nn.functional.pad(x, (0, k))[:, k:] for k in range(5))
+    assert_close(to_go(x, decay), want, atol=1e-5)
+    assert to_go(torch.zeros(2, 0), decay).shape == (2, 0) and to_go(torch.zeros(0, 3), decay).shape == (0, 3)

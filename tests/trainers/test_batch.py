@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from agentrl.trainers.batch import cut_rollouts, micro_steps, plan_updates
+from agentrl.trainers.batch import _first_fit, cut_rollouts, micro_steps, plan_updates
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,3 +54,18 @@ def test_every_row_once_within_the_budget_with_equal_steps(lengths: list[int], r
     assert sorted(row for batch in batches for row in batch) == list(range(len(lengths)))
     assert all(sum(lengths[row] for row in batch) <= budget for batch in batches)
     assert all(len(step) == ranks for step in steps)
+
+
+@given(
+    lengths=st.lists(st.sampled_from([3, 5, 7, 20, 50]), min_size=1, max_size=60),
+    budget=st.integers(50, 120),
+)
+def test_rows_placed_by_length_stand_where_first_fit_puts_them_one_by_one(lengths: list[int], budget: int) -> None:
+    order = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    bins: list[list[int]] = []
+    for row in order:
+        roomy = [one for one in bins if sum(lengths[other] for other in one) + lengths[row] <= budget]
+        if not roomy:
+            bins.append([])
+        (roomy or bins[-1:])[0].append(row)
+    assert _first_fit(order, lengths, budget) == bins
