@@ -97,12 +97,12 @@ def load_file(path: str) -> ModuleType:
     return module
 
 
-def load_object(spec: str) -> Any:
-    """The object of `path/to/file.py:Name`. Raises ConfigError."""
+def load_object(spec: str, load: Callable[[str], ModuleType] = load_file) -> Any:
+    """The object of `path/to/file.py:Name`, from the module that `load` makes of the file. Raises ConfigError."""
     path, colon, attribute = spec.rpartition(":")
     if not colon or spec.endswith(".py"):
         raise ConfigError(f"{spec}: name the file and what it defines, as in path/to/file.py:name.")
-    module = load_file(path)
+    module = load(path)
     if not hasattr(module, attribute):
         public = [name for name in vars(module) if not name.startswith("_")]
         raise ConfigError(f"{path} defines no {attribute!r}.{suggest(attribute, public)}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .aggregation import token_weights as token_weights
     from .corrections import correction_weights as correction_weights
     from .decisions import Decisions as Decisions
+    from .decisions import to_go as to_go
     from .distribution import entropy as entropy
     from .distribution import token_logprobs as token_logprobs
     from .estimators import algorithm as algorithm
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from .shaping import overlong_mask as overlong_mask
     from .shaping import overlong_penalty as overlong_penalty
     from .shaping import stop_properly as stop_properly
+    from .trust import PolicyTerms as PolicyTerms
+    from .trust import register_trust as register_trust
     from .whitening import whiten as whiten
 
 _MODULES = {
@@ -49,7 +52,7 @@ _MODULES = {
     "advantages": ("Advantages", "compute_advantages"),
     "aggregation": ("aggregate", "token_weights"),
     "corrections": ("correction_weights",),
-    "decisions": ("Decisions",),
+    "decisions": ("Decisions", "to_go"),
     "distribution": ("entropy", "token_logprobs"),
     "estimators": ("algorithm", "register_advantage"),
     "kl": ("kl_estimate", "kl_loss"),
@@ -60,6 +63,7 @@ _MODULES = {
     "presets": ("PRESETS", "Preset", "find_preset"),
     "schedule": ("planned_updates",),
     "shaping": ("clip_rewards", "overlong_mask", "overlong_penalty", "stop_properly"),
+    "trust": ("PolicyTerms", "register_trust"),
     "whitening": ("whiten",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}

@@ -6,8 +6,8 @@ An estimator is one function `Decisions -> advantages[R, L]`, before whitening:
     def mine(d: Decisions) -> Tensor:
         return d.token_rewards - d.penalty
 
-What it returns at slots that are not trained, or for rollouts that are not valid, is dropped. A package makes its own
-known with an entry point in the group `agentrl.algorithms` that names the decorated function.
+What it returns at slots that are not trained, or for rollouts that are not valid, is dropped. Its file is named with
+`--algo path/to/file.py:mine`; a package names the function, or a Preset, in the entry point group `agentrl.algorithms`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..registry import lookup, names, suggest
+from ..registry import suggest
 from .decisions import Decisions
+from .plugins import from_outside
 from .presets import Preset, find_preset, preset_names
 
 Function = Callable[[Decisions], Tensor]
@@ -56,20 +57,28 @@ def register_advantage(
 
 
 def find_estimator(name: str) -> Estimator:
-    """The estimator of an advantage name, preset name or alias. Raises ValueError with the nearest names."""
-    if name not in _estimators and name in preset_names():
-        name = find_preset(name).advantage
-    if name not in _estimators and name in names("algorithm"):
-        lookup("algorithm", name)
-    if name not in _estimators:
-        known = sorted({*_estimators, *preset_names()})
-        raise ValueError(f"There is no advantage named {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
-    return _estimators[name]
+    """The estimator of an advantage, preset, alias or `path/to/file.py:name`. Raises ValueError with the nearest names."""
+    if name in _estimators:
+        return _estimators[name]
+    if name in preset_names():
+        return _estimators[find_preset(name).advantage]
+    found = from_outside(name)
+    if isinstance(found, Preset):
+        return find_estimator(found.advantage)
+    for estimator in _estimators.values():
+        if estimator.function is found:
+            return estimator
+    if found is not None:
+        raise ValueError(f"{name} is neither decorated with @register_advantage nor a Preset.")
+    known = sorted({*_estimators, *preset_names()})
+    raise ValueError(f"There is no advantage named {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
 
 
 def algorithm(name: str) -> Preset:
-    """The composition that `--algo NAME` starts from: a preset, or the default axes around a registered estimator."""
+    """The composition that `--algo NAME` starts from: a preset, or the default axes around an estimator."""
     if name in preset_names():
         return find_preset(name)
+    if name not in _estimators and isinstance(preset := from_outside(name), Preset):
+        return preset
     estimator = find_estimator(name)
     return Preset(name, estimator.name, critic=estimator.critic)

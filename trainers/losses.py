@@ -11,7 +11,7 @@ from .aggregation import Ids, aggregate
 from .corrections import correction_weights
 from .masking import select
 from .metrics import Mean, measure
-from .trust import check_trust, cispo_objective, clipped_objective, policy_ratio
+from .trust import PolicyTerms, check_trust, find_trust, policy_ratio
 
 
 class Loss(NamedTuple):
@@ -53,10 +53,7 @@ def policy_loss(
     logp, old_logp = select(logp, mask), select(old_logp.detach(), mask)
     advantages = select(advantages.detach(), mask)
     ratio = policy_ratio(logp, old_logp, mask, level)
-    if trust == "cispo":
-        objective, decided = cispo_objective(ratio, logp, advantages, clip)
-    else:
-        objective, decided = clipped_objective(ratio, advantages, clip, dual_clip)
+    objective, decided = find_trust(trust)(PolicyTerms(ratio, logp, advantages, mask, clip, dual_clip))
     log_ratio = (logp.detach() - old_logp).clamp(-20.0, 20.0)
     seen = {"clip_fraction": decided, "kl_old": log_ratio.exp() - 1 - log_ratio, "ratio": ratio}
     if correction not in (None, "none"):

@@ -64,13 +64,18 @@ def main(argv: list[str]) -> int:
 
 
 def algorithm_facts(config: Config) -> AlgorithmFacts:
-    """The preset of `--algo` with `--algo.advantage` in place. Raises ConfigError with the nearest name."""
+    """The preset of `--algo` with `--algo.advantage` in place. Raises ConfigError: an unknown name, with the nearest; a
+    composition of a user's own that cannot be.
+    """
     from agentrl.trainers.advantages import find_estimator
     from agentrl.trainers.estimators import algorithm
+    from agentrl.trainers.trust import check_trust
 
+    algo = config.algo
     try:
-        preset = algorithm(config.algo.name)
-        estimator = find_estimator(config.algo.advantage or preset.advantage)
+        preset = algorithm(algo.name)
+        estimator = find_estimator(algo.advantage or preset.advantage)
+        check_trust(algo.level or preset.level, algo.trust or preset.trust, algo.clip or preset.clip, None)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return AlgorithmFacts(config.algo.name, estimator.grouped, estimator.critic, preset.filter_groups)
@@ -133,4 +138,4 @@ def run_folder(config: Config) -> tuple[RunFolder, Path | None]:
 
 def _fresh_name(config: Config) -> str:
     what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.name or Path(config.data.path or "data").stem).strip("-")
-    return f"{what}-{config.algo.name}-{time.strftime('%m%d-%H%M%S')}"
+    return f"{what}-{config.algo.name.rpartition(':')[2]}-{time.strftime('%m%d-%H%M%S')}"

@@ -91,17 +91,17 @@ class AlgoSection(Section):
     """The algorithm: a preset, and any axis of it set to something else. Absent axes come from the preset."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--algo"])] = "reinforce_pp"
-    """A preset: reinforce_pp, reinforce_pp_baseline, grpo, rloo, dr_grpo, dapo, gspo, cispo."""
+    """A preset: reinforce_pp, reinforce_pp_baseline, grpo, rloo, dr_grpo, dapo, gspo, cispo; or path/to/file.py:name."""
     advantage: str | None = None
-    """Advantage estimator."""
+    """Advantage estimator: a name, or path/to/file.py:function."""
     level: Literal["token", "sequence"] | None = None
     """Level of the probability ratio."""
     clip: tuple[float, float] | None = None
     """The ratio's trust region: 1 - low to 1 + high."""
     dual_clip: float | None = None
     """Bound on the loss of negative advantages, > 1."""
-    trust: Literal["clip", "cispo"] | None = None
-    """How the trust region acts."""
+    trust: str | None = None
+    """How the trust region acts: clip, cispo, or path/to/file.py:function."""
     aggregation: Literal["token_mean", "sequence_mean", "constant"] | None = None
     """How per-token losses become one number."""
     correction: Literal["auto", "none", "tis", "icepop", "seq_mask_tis", "decoupled"] = "auto"
