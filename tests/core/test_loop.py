@@ -114,6 +114,7 @@ def make_loop(
     state: RunState | None = None,
     script: Any = reply,
     more: dict[str, Any] | None = None,
+    filter_groups: bool = False,
     **train: Any,
 ) -> tuple[Loop, Counting, ScriptedEngine]:
     state = state or RunState()
@@ -133,7 +134,7 @@ def make_loop(
         Limits(max_turns=4, max_new_tokens=4, max_len=64),
         draws=len(tasks) if steps is None else None,
         wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
-        filter_groups=False,
+        filter_groups=filter_groups,
         version=state.version,
         next_draw=state.next_draw,
         reissue=state.outstanding,
