@@ -1,13 +1,15 @@
-"""What must not change a result: masked content, padding, the order of rollouts, the cut into micro-batches."""
+"""What must not change a result: masked content, padding, the order of rollouts, the cut into micro-batches
+and over ranks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from agentrl.trainers import PRESETS, Preset, compute_advantages, kl_loss, policy_loss, value_loss
+from agentrl.trainers import PRESETS, Preset, compute_advantages, kl_loss, policy_loss, token_weights, value_loss
+from agentrl.trainers.batch import plan_updates
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -192,3 +194,55 @@ def test_cut_into_micro_batches(
         loss = loss + piece
     torch.testing.assert_close(loss, whole.loss, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(gradient, whole.gradient, atol=1e-6, rtol=1e-6)
+
+
+@everywhere
+@algorithms
+@few
+@given(
+    batch=batches(),
+    correction=st.sampled_from(CORRECTIONS),
+    ranks=st.integers(1, 3),
+    budget=st.integers(6, 30),
+    updates=st.integers(1, 2),
+)
+def test_cut_over_ranks(
+    preset: Preset, mode: str, batch: Batch, correction: str | None, ranks: int, budget: int, updates: int
+) -> None:
+    """The way of the trainer: rows, also those of one rollout, go where the plan puts them, with their weights in the
+    update. Summed over ranks and micro-steps, where some have nothing to do, each update is that of one pass over its rows.
+    """
+    whole = run(batch, preset, mode, correction)
+    trained = batch.mask & whole.valid[:, None]
+    axes = {"level": preset.level, "clip": preset.clip, "trust": preset.trust, "correction": correction}
+
+    def policy(rows: Tensor, advantages: Tensor, mask: Tensor, **cut: Any) -> tuple[Tensor, Tensor]:
+        logp = batch.logp[rows].clone().requires_grad_()
+        given = (logp, batch.old[rows], advantages[rows], mask[rows])
+        loss = policy_loss(*given, rollout_logp=batch.behaviour[rows], **axes, **cut).loss
+        loss.backward()
+        assert logp.grad is not None
+        return loss.detach(), logp.grad
+
+    lengths = [batch.mask.shape[1]] * len(batch.mask)
+    plan = plan_updates(
+        batch.rollout.tolist(), lengths, trained.any(1).tolist(), updates=updates, ranks=ranks, budget=budget
+    )
+    for update in plan:
+        rows = torch.tensor(update.rows, dtype=torch.long)
+        inside = torch.zeros(len(trained), 1, dtype=torch.bool).index_fill(0, rows, True) & trained
+        divisor = {"token_mean": inside.sum(), "sequence_mean": batch.rollout[inside.any(1)].unique().numel()}
+        denominator = float(divisor.get(mode, CONSTANT)) or 1.0
+        aggregated = {"aggregation": mode, "denominator": denominator, "rollout_ids": batch.rollout[rows]}
+        want, want_gradient = policy(rows, whole.advantages, trained, **aggregated)
+        weights = token_weights(inside, mode, denominator=1.0, rollout_ids=batch.rollout)
+        loss, gradient = torch.tensor(0.0), torch.zeros_like(batch.logp)
+        for step in update.steps:
+            for share in step:
+                part = torch.tensor(share or update.rows[:1], dtype=torch.long)
+                mask = trained if share else torch.zeros_like(trained)
+                constant = {"aggregation": "constant", "denominator": denominator}
+                piece, gradient_part = policy(part, whole.advantages * weights, mask, **constant)
+                loss, gradient = loss + piece, gradient.index_add(0, part, gradient_part)
+        torch.testing.assert_close(loss, want, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(gradient[rows], want_gradient, atol=1e-6, rtol=1e-6)
