@@ -55,11 +55,13 @@ def compute_advantages(
     reinforce, lam by gae. whiten None = the estimator's default.
 
     A rollout is valid iff it has a verdict, a trained token and, for group estimators, a valid sibling. Slots outside
-    the mask are never read. Raises ValueError: unknown name, a missing or unusable argument, rows of one rollout that
-    disagree on reward or group.
+    the mask are never read. Raises ValueError: unknown name, a missing or unusable argument, shapes that do not fit the
+    mask, rows of one rollout that disagree on reward or group.
     """
     estimator = find_estimator(name)
     _check(estimator, values, token_rewards, kl, kl_coef)
+    _check_shapes(mask.shape, {"values": values, "token_rewards": token_rewards, "kl": kl})
+    _check_shapes(mask.shape[:1], {"rewards": rewards, "bootstrap": bootstrap})
     timeline = Timeline(mask.bool(), rollout_ids)
     verdict = _verdicts(rewards, timeline)
     valid, groups = _members(estimator, ~verdict.isnan() & (timeline.lengths > 0), group_ids, timeline)
@@ -124,3 +126,9 @@ def _check(
         raise ValueError(f"{estimator.name} compares outcomes: it takes rewards, not token_rewards")
     if kl_coef and kl is None:
         raise ValueError("kl_coef without kl")
+
+
+def _check_shapes(shape: torch.Size, given: dict[str, Tensor | None]) -> None:
+    for name, tensor in given.items():
+        if tensor is not None and tensor.shape != shape:
+            raise ValueError(f"{name} is {list(tensor.shape)}; for this mask it must be {list(shape)}")

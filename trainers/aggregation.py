@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..registry import suggest
 from .masking import select
 from .timeline import dense_index
 
@@ -48,7 +49,7 @@ def token_weights(
 ) -> Tensor:
     """float32[B, T]: the share of each token in the loss that `aggregate` computes; 0 outside the mask."""
     if mode not in MODES:
-        raise ValueError(f"aggregation {mode!r} is none of {', '.join(MODES)}")
+        raise ValueError(f"aggregation {mode!r} is none of {', '.join(MODES)}.{suggest(mode, MODES)}")
     if mode == "constant" and denominator is None:
         raise ValueError("aggregation='constant' needs a denominator")
     if denominator is not None and not denominator > 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..registry import suggest
 from .masking import row_mean, select
 
 DEFAULT_RANGE = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "seq_mask_tis": (0.5, 5.0), "decoupled": (0.0, 5.0)}
@@ -33,9 +34,9 @@ def correction_weights(
     A weight of 0 takes the token out of the numerator only. Raises ValueError: unknown kind or level, low > high.
     """
     if kind not in DEFAULT_RANGE:
-        raise ValueError(f"correction {kind!r} is none of {', '.join(DEFAULT_RANGE)}")
+        raise ValueError(f"correction {kind!r} is none of {', '.join(DEFAULT_RANGE)}.{suggest(kind, DEFAULT_RANGE)}")
     if level not in LEVELS:
-        raise ValueError(f"correction level {level!r} is none of {', '.join(LEVELS)}")
+        raise ValueError(f"correction level {level!r} is none of {', '.join(LEVELS)}.{suggest(level, LEVELS)}")
     low, high = DEFAULT_RANGE[kind] if limits is None else limits
     if not 0 <= low <= high:
         raise ValueError(f"correction range ({low}, {high}) is not 0 <= low <= high")

@@ -104,7 +104,7 @@ def cispo_objective(t: PolicyTerms) -> tuple[Tensor, Tensor]:
 def check_trust(level: str, trust: str, clip: tuple[float, float], dual_clip: float | None) -> None:
     """Raises ValueError for choices that do not exist or do not go together."""
     if level not in LEVELS:
-        raise ValueError(f"level {level!r} is none of {', '.join(LEVELS)}")
+        raise ValueError(f"level {level!r} is none of {', '.join(LEVELS)}.{suggest(level, LEVELS)}")
     find_trust(trust)
     low, high = clip
     if not (0 <= low <= 1 and high >= 0) or (low == 1 and trust == "clip"):

@@ -277,3 +277,12 @@ def test_sums_to_go(decay: float) -> None:
     want = sum(decay**k * torch.nn.functional.pad(x, (0, k))[:, k:] for k in range(5))
     assert_close(to_go(x, decay), want, atol=1e-5)
     assert to_go(torch.zeros(2, 0), decay).shape == (2, 0) and to_go(torch.zeros(0, 3), decay).shape == (0, 3)
+
+
+@pytest.mark.parametrize("name", ["values", "token_rewards", "kl", "bootstrap"])
+def test_shapes_that_do_not_fit_the_mask_are_refused(name: str) -> None:
+    given = {"values": torch.zeros(2, 3)} | {name: torch.zeros(2, 4)}
+    with pytest.raises(ValueError, match=rf"{name} is \[2, 4\]"):
+        compute_advantages("gae", torch.zeros(2), torch.ones(2, 3), **given)
+    with pytest.raises(ValueError, match=r"rewards is \[3\]; for this mask it must be \[2\]"):
+        compute_advantages("reinforce", torch.zeros(3), torch.ones(2, 3))

@@ -151,6 +151,17 @@ def test_choices_out_of_range_are_refused(options: dict[str, Any]) -> None:
         single(0.0, **options)
 
 
+def test_a_misspelt_choice_is_answered_with_the_nearest() -> None:
+    for options, right in (
+        ({"aggregation": "token_means"}, "token_mean"),
+        ({"level": "tokn"}, "token"),
+        ({"trust": "clipp"}, "clip"),
+        ({"correction": "icepops", "rollout_logp": torch.zeros(1, 1)}, "icepop"),
+    ):
+        with pytest.raises(ValueError, match=f"Did you mean .*{right}"):
+            single(0.0, **options)
+
+
 def test_correction_none_by_name_is_no_correction() -> None:
     assert single(0.1, correction="none") == single(0.1)
 
