@@ -14,7 +14,7 @@ from .batch_pass import Tools
 from .critic import Critic
 from .reference import Reference
 from .scoring import Scores, Share
-from .slots import rollout_ids, trained_mask
+from .slots import at_slots, rollout_ids, trained_mask
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Judges:
         share = Share(rows, steps, self.tools.rank)
         values, after = (None, None) if self.critic is None else share.evaluate(self.critic.values, 2)
         return Scores(
-            logp=share.evaluate(self._policy)[0] if self.tools.objective.needs_logp else None,
+            logp=self._proximal(rows, share),
             ref_logp=_frozen(self.reference, share),
             teacher_logp=_frozen(self.teacher, share),
             values=values,
@@ -43,8 +43,18 @@ class Judges:
 
     @property
     def _needed(self) -> tuple[bool, ...]:
-        needs_logp = self.tools.objective.needs_logp
-        return needs_logp, self.reference is not None, self.teacher is not None, self.critic is not None
+        objective = self.tools.objective
+        return (
+            objective.needs_logp or objective.judged,
+            self.reference is not None,
+            self.teacher is not None,
+            self.critic is not None,
+        )
+
+    def _proximal(self, rows: Sequence[Row], share: Share) -> Tensor | None:
+        if self.tools.objective.needs_logp:
+            return share.evaluate(self._policy)[0]
+        return at_slots([row.logprobs for row in rows], rows) if self.tools.objective.judged else None
 
     def _policy(self, rows: Sequence[Row]) -> tuple[list[Tensor], ...]:
         return self.tools.reader(self.tools.backend, rows)

@@ -76,17 +76,21 @@ class Objective:
         return find_estimator(self.advantage)
 
     @property
+    def judged(self) -> bool:
+        """Whether a KL is in the reward: the advantages need log-probs of the proximal policy."""
+        return self.kl_where == "reward" or self.estimator.teacher
+
+    @property
     def needs_logp(self) -> bool:
         """Whether the policy has to score a batch before its first update."""
-        judged = self.kl_where == "reward" or self.estimator.teacher
-        return self.old_logp == "recompute" or (judged and self.old_logp != "rollout")
+        return self.old_logp == "recompute" or (self.judged and self.old_logp != "rollout")
 
     def advantages(self, rows: Sequence[Row], scores: Scores, kl_coef: float = 0.0) -> Advantages:
         """Of a whole batch, over its trained tokens: [B, L] as in `Decided`.
 
-        A KL, from reference or teacher, is that of the proximal policy: `scores.logp`, or what the engine reported.
+        A KL, from reference or teacher, is that of the proximal policy.
         """
-        judge = self._judge(scores)
+        kl = self._divergence(scores, "k1")
         cost = 1.0 if self.estimator.teacher else kl_coef
         return compute_advantages(
             self.advantage,
@@ -97,25 +101,24 @@ class Objective:
             values=scores.values,
             bootstrap=scores.bootstrap,
             token_rewards=self.shaping.token_rewards(rows),
-            kl=None if judge is None else kl_estimate(_proximal(rows, scores), judge, "k1"),
-            kl_coef=0.0 if judge is None else cost,
+            kl=kl,
+            kl_coef=0.0 if kl is None else cost,
             gamma=self.gamma,
             lam=self.lam,
         )
 
-    def _judge(self, scores: Scores) -> Tensor | None:
-        """Log-probs of the model whose KL is in the reward."""
-        if self.estimator.teacher:
-            return scores.teacher_logp
-        return scores.ref_logp if self.kl_where == "reward" else None
-
-    def divergences(self, rows: Sequence[Row], scores: Scores, mask: Tensor) -> dict[str, float]:
+    def divergences(self, scores: Scores, mask: Tensor) -> dict[str, float]:
         """kl/ref or kl/teacher of a KL in the reward: the mean of k3 over the mask. That of a KL in the loss is measured there."""
-        judge = self._judge(scores)
-        if judge is None:
-            return {}
+        kl = self._divergence(scores, "k3")
         name = "kl/teacher" if self.estimator.teacher else "kl/ref"
-        return averages(measure({name: kl_estimate(_proximal(rows, scores), judge, "k3")}, mask))
+        return {} if kl is None else averages(measure({name: kl}, mask))
+
+    def _divergence(self, scores: Scores, kind: str) -> Tensor | None:
+        """The estimate of the KL that is in the reward, [B, L]; None without one."""
+        judge = scores.teacher_logp if self.estimator.teacher else scores.ref_logp
+        if not self.judged or judge is None or scores.logp is None:
+            return None
+        return kl_estimate(scores.logp, judge, kind)
 
     def decide(self, rows: Sequence[Row], found: Advantages, scores: Scores, version: int) -> Decided:
         """What the losses need of each trained token when weights of `version` are trained.
@@ -196,11 +199,6 @@ class Objective:
             )
             loss, metrics = loss + kl_coef * term.loss, metrics | term.metrics
         return Loss(loss, metrics)
-
-
-def _proximal(rows: Sequence[Row], scores: Scores) -> Tensor:
-    """Log-probs [B, L] at the start of the batch, or what the engine reported where the policy was not asked."""
-    return _rollout_logp(rows) if scores.logp is None else scores.logp
 
 
 def _rollout_logp(rows: Sequence[Row]) -> Tensor:

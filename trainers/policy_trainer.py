@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -36,6 +37,16 @@ from .reference import open_reference, open_teacher
 from .scorer import TokenScorer
 from .scoring import Scores
 from .slots import rollout_ids, spread, trained_mask
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch whose advantages are made. `suspects` = rows with a score that is not finite."""
+
+    rows: Sequence[Row]
+    step: int
+    decided: Decided
+    suspects: tuple[int, ...]
 
 
 class PolicyTrainer:
@@ -98,7 +109,7 @@ class PolicyTrainer:
         found = objective.advantages(rows, scores, self._kl.coef)
         decided = objective.decide(rows, found, scores, self.version)
         report = TrainReport(False, self._batch_metrics(rows, found, scores), spread(found.advantages, rows))
-        self._update(self._plan(rows, decided), rows, decided, report, step)
+        self._update(_Batch(rows, step, decided, tuple(scores.suspects())), report)
         report.metrics |= self._state_metrics()
         self._steer_kl(rows, report.metrics)
         return report
@@ -114,46 +125,43 @@ class PolicyTrainer:
             budget=self._config.train.micro_batch_tokens,
         )
 
-    def _update(
-        self, plan: Sequence[Update], rows: Sequence[Row], decided: Decided, report: TrainReport, step: int
-    ) -> None:
+    def _update(self, batch: _Batch, report: TrainReport) -> None:
         """Every planned update, of the critic and of the policy; what they did goes into the report."""
-        policy = self._policy_pass(rows, decided, len(plan))
-        critic = None
-        if self._critic is not None and bool(decided.mask.any()):
-            critic = CriticPass(self._critic, rows, decided, self._tools.rank)
+        plan = self._plan(batch.rows, batch.decided)
+        policy, critic = self._policy_pass(batch, len(plan)), self._critic_pass(batch)
         for update in plan:
             index = self._counters.updates
             self._counters.updates += 1
             if critic is not None and update.rows:
-                norm = critic.make(update, index)
-                self._made(norm, critic, rows, update, step, index)
+                self._made(critic.make(update, index), critic, batch, update, index)
             if policy is not None and update.rows:
                 norm = policy.make(update, self._rate(index))
-                report.updated |= self._made(norm, policy, rows, update, step, index)
-        for batch in (policy, critic):
-            report.metrics |= {} if batch is None else batch.metrics()
+                report.updated |= self._made(norm, policy, batch, update, index)
+        for made in (policy, critic):
+            report.metrics |= {} if made is None else made.metrics()
 
-    def _policy_pass(self, rows: Sequence[Row], decided: Decided, planned: int) -> BatchPass | None:
+    def _critic_pass(self, batch: _Batch) -> CriticPass | None:
+        if self._critic is None or not bool(batch.decided.mask.any()):
+            return None
+        return CriticPass(self._critic, batch.rows, batch.decided, self._tools.rank)
+
+    def _policy_pass(self, batch: _Batch, planned: int) -> BatchPass | None:
         """None for a batch without signal, and while the critic warms up."""
         warming = self._critic is not None and self._counters.updates < self._config.critic.warmup_steps * planned
-        if warming or not self._tools.objective.has_signal(decided):
+        if warming or not self._tools.objective.has_signal(batch.decided):
             return None
-        return BatchPass(self._tools, rows, decided, self.version, self._kl.coef)
+        return BatchPass(self._tools, batch.rows, batch.decided, self.version, self._kl.coef)
 
-    def _made(
-        self, norm: float, batch: BatchPass | CriticPass, rows: Sequence[Row], update: Update, step: int, index: int
-    ) -> bool:
+    def _made(self, norm: float, made: BatchPass | CriticPass, batch: _Batch, update: Update, index: int) -> bool:
         """True when the weights moved. Else the update is counted and its rows saved: those at fault, or all of it."""
         if math.isfinite(norm):
             return True
         self._counters.bad_steps += 1
-        suspects = batch.suspects()
         report_bad_update(
-            f"{batch.who}, step {step}, update {index}",
+            f"{made.who}, step {batch.step}, update {index}",
             norm,
-            [rows[i] for i in suspects or update.rows],
-            self._run_folder.bad_rows(step) if self._tools.rank == 0 else None,
+            [batch.rows[i] for i in batch.suspects or made.suspects() or update.rows],
+            self._run_folder.bad_rows(batch.step) if self._tools.rank == 0 else None,
             count=self._counters.bad_steps,
             allowed=self._config.train.max_bad_steps,
         )
@@ -176,7 +184,7 @@ class PolicyTrainer:
         if means:
             metrics["advantage/mean"] = means["mean"]
             metrics["advantage/std"] = max(0.0, means["square"] - means["mean"] ** 2) ** 0.5
-        return metrics | objective.divergences(rows, scores, mask)
+        return metrics | objective.divergences(scores, mask)
 
     def _state_metrics(self) -> dict[str, float]:
         """Where the trainer stands after a batch."""

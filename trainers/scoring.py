@@ -21,7 +21,8 @@ Read = Callable[[Sequence[Row]], Sequence[Sequence[Tensor]]]
 class Scores:
     """[B, L] over trained tokens; None = not needed. 0 in rows that are not trained.
 
-    logp = policy at the start of the batch, at the rollout temperature, as are ref_logp and teacher_logp. values = V(state
+    logp = proximal policy: the weights at the start of the batch, or what the engine reported where that stands for them;
+    at the rollout temperature, as are ref_logp and teacher_logp. values = V(state
     before the token), bootstrap[B] = V(state after the row's last trained token), 0 unless the rollout was cut short and
     goes on in the critic's eyes.
     """
@@ -31,6 +32,11 @@ class Scores:
     teacher_logp: Tensor | None = None
     values: Tensor | None = None
     bootstrap: Tensor | None = None
+
+    def suspects(self) -> list[int]:
+        """Rows with a score that is not finite: one of them can spoil the advantages of the whole batch."""
+        tables = [table for table in (self.logp, self.ref_logp, self.teacher_logp, self.values) if table is not None]
+        return sorted({row for table in tables for row in (~table.isfinite()).any(1).nonzero()[:, 0].tolist()})
 
 
 @dataclass(frozen=True)

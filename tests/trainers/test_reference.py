@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,3 +174,20 @@ def test_a_student_descends_the_reverse_kl_from_its_teacher(make_trainer: Make, 
 def test_a_teacher_has_to_be_named(make_trainer: Make) -> None:
     with pytest.raises(ConfigError, match=r"--teacher\.path"):
         make_trainer(algo={"name": "distill"})
+
+
+def test_one_reference_score_that_is_no_number_is_named_alone(
+    make_trainer: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whitening carries it into every advantage of the batch, but only one row is at fault."""
+    trainer, rows = make_trainer(algo={"kl": {"coef": 0.1}}), make_rows()
+    before, honest = weights(trainer), trainer._judges.reference.log_probs
+
+    def sick(asked: list[Row]) -> list[torch.Tensor]:
+        return [logp * (torch.nan if row is rows[3] else 1.0) for row, logp in zip(asked, honest(asked), strict=True)]
+
+    monkeypatch.setattr(trainer._judges.reference, "log_probs", sick)
+    assert not trainer.train(rows, 1).updated
+    assert distance(before, weights(trainer)) == 0.0
+    lines = (tmp_path / "bad_rows" / "step_000001.jsonl").read_text().splitlines()
+    assert [json.loads(line)["rollout_id"] for line in lines] == [rows[3].rollout_id]
