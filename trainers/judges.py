@@ -30,7 +30,7 @@ class Judges:
         """What each of them says of the rows that have a verdict. Every rank must call it; all get the same."""
         steps = _steps(rows, ranks, budget)
         if not steps:
-            return Scores(*[torch.zeros(trained_mask(rows).shape) if needed else None for needed in self._needed], None)
+            return self._nothing(torch.zeros(trained_mask(rows).shape))
         share = Share(rows, steps, self.tools.rank)
         values, after = (None, None) if self.critic is None else share.evaluate(self.critic.values, 2)
         return Scores(
@@ -41,14 +41,14 @@ class Judges:
             bootstrap=None if after is None else self._bootstrap(rows, after),
         )
 
-    @property
-    def _needed(self) -> tuple[bool, ...]:
+    def _nothing(self, table: Tensor) -> Scores:
+        """The scores of a batch in which nobody is asked."""
         objective = self.tools.objective
-        return (
-            objective.needs_logp or objective.judged,
-            self.reference is not None,
-            self.teacher is not None,
-            self.critic is not None,
+        return Scores(
+            logp=table if objective.needs_logp or objective.judged else None,
+            ref_logp=None if self.reference is None else table,
+            teacher_logp=None if self.teacher is None else table,
+            values=None if self.critic is None else table,
         )
 
     def _proximal(self, rows: Sequence[Row], share: Share) -> Tensor | None:
