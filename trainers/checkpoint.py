@@ -19,11 +19,14 @@ _TAG = "trainer"
 
 @dataclass
 class Counters:
-    """updates = planned updates passed, made or not; bad_steps = those skipped for their gradient; version = published."""
+    """updates = planned updates passed, made or not; bad_steps = those skipped for a number that is not finite; version =
+    published; kl_coef = the controller's coefficient.
+    """
 
     updates: int = 0
     bad_steps: int = 0
     version: int = 0
+    kl_coef: float | None = None
 
 
 def save_state(backend: Backend, counters: Counters, folder: Path) -> None:

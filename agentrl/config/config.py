@@ -5,11 +5,14 @@ from __future__ import annotations
 from .how import (
     AlgoSection,
     CkptSection,
+    CriticSection,
     EngineSection,
     EvalSection,
     OptimSection,
     ParallelSection,
+    RefSection,
     RolloutSection,
+    TeacherSection,
     TrainSection,
     WatchdogSection,
 )
@@ -30,6 +33,9 @@ class Config(Section):
     engine: EngineSection = EngineSection()
     algo: AlgoSection = AlgoSection()
     optim: OptimSection = OptimSection()
+    critic: CriticSection = CriticSection()
+    ref: RefSection = RefSection()
+    teacher: TeacherSection = TeacherSection()
     train: TrainSection = TrainSection()
     parallel: ParallelSection = ParallelSection()
     eval: EvalSection = EvalSection()
