@@ -75,7 +75,8 @@ def algorithm_facts(config: Config) -> AlgorithmFacts:
     try:
         preset = algorithm(algo.name)
         estimator = find_estimator(algo.advantage or preset.advantage)
-        check_trust(algo.level or preset.level, algo.trust or preset.trust, algo.clip or preset.clip, None)
+        trust = algo.trust or preset.trust
+        check_trust(algo.level or preset.level, trust, algo.clip or preset.clip, None)
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return AlgorithmFacts(
@@ -87,6 +88,7 @@ def algorithm_facts(config: Config) -> AlgorithmFacts:
         estimator.by_turn,
         estimator.discounted,
         estimator.teacher,
+        trust,
     )
 
 

@@ -22,7 +22,7 @@ class AlgorithmFacts:
     """What the checks need to know of an algorithm: `grouped` = its baseline is made from the other members of a group,
     `critic` = it trains a value function, `filters`, `penalizes` = its preset drops groups without signal, lowers the rewards
     of overlong rollouts; `by_turn` = it takes a reward for each turn; `discounted` = it reads gamma; `teacher` = it learns
-    from a teacher, not from rewards.
+    from a teacher, not from rewards; `trust` = how the trust region acts, `--algo.trust` in place.
     """
 
     name: str
@@ -33,6 +33,7 @@ class AlgorithmFacts:
     by_turn: bool = True
     discounted: bool = True
     teacher: bool = False
+    trust: str = "clip"
 
 
 def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
@@ -74,7 +75,7 @@ def _check_algorithm(config: Config, algorithm: AlgorithmFacts) -> None:
     if filters_groups(config.algo, algorithm) and n < 2:
         raise ConfigError(f"the group filter needs --rollout.n-samples of at least 2, not {n}.")
     low, high = config.algo.clip or (0.0, 0.0)
-    most = 1.0 if _is_cispo(config.algo) else 0.999999
+    most = 0.999999 if algorithm.trust == "clip" else 1.0
     if not (0 <= low <= most and high >= 0):
         raise ConfigError(f"--algo.clip {low:g} {high:g}: low must be in [0, 1), of cispo in [0, 1]; high at least 0.")
     if config.algo.dual_clip is not None and config.algo.dual_clip <= 1:
@@ -116,10 +117,6 @@ def _check_models(config: Config, algorithm: AlgorithmFacts) -> None:
         raise ConfigError(
             f"--critic.warmup-steps {warmup} of --train.steps {steps}: no batch is left to train the policy."
         )
-
-
-def _is_cispo(algo: AlgoSection) -> bool:
-    return (algo.trust or algo.name) == "cispo"
 
 
 def filters_groups(algo: AlgoSection, algorithm: AlgorithmFacts) -> bool:
@@ -167,7 +164,7 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
     corrected = not synchronous if algo.correction == "auto" else algo.correction != "none"
     penalized = algorithm.penalizes if algo.overlong.penalty is None else algo.overlong.penalty
     unread = {
-        ("algo", ("dual_clip",), "with cispo"): _is_cispo(algo),
+        ("algo", ("dual_clip",), f"with {algorithm.trust}"): algorithm.trust != "clip",
         ("algo", ("correction_level", "correction_range"), "without an off-policy correction"): not corrected,
         ("algo", ("lam", "bootstrap_truncated"), "without a critic"): not algorithm.critic,
         ("algo", ("gamma",), f"by --algo {algorithm.name}"): not algorithm.discounted,

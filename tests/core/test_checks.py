@@ -18,6 +18,7 @@ def check(*, grouped: bool = False, filters: bool = False, values: bool = False,
     facts = {name: sections.pop(name) for name in ("penalizes", "by_turn", "discounted", "teaches") if name in sections}
     facts |= {"teacher": facts.pop("teaches")} if "teaches" in facts else {}
     config = Config.model_validate(ENV | sections)
+    facts["trust"] = config.algo.trust or ("cispo" if config.algo.name == "cispo" else "clip")
     check_training(config, AlgorithmFacts(config.algo.name, grouped, values, filters, **facts))
 
 
