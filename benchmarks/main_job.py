@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,11 @@ PICTURE = ROOT / "docs" / "main_job.png"
 EVALS = {"sampled": "eval/reward/mean", "greedy": "eval/greedy/reward/mean"}
 
 
-def run(seed: int, folder: str) -> dict[str, Any]:
+def run(seed: int, folder: str, *, algo: str = "reinforce_pp", options: Sequence[str] = ()) -> dict[str, Any]:
     """One run of the program as a user starts it."""
     program = str(Path(sys.executable).with_name("agentrl"))
     began = time.time()
-    command = [program, "train", "--env", "screenshot_math", "--algo", "reinforce_pp"]
+    command = [program, "train", "--env", "screenshot_math", "--algo", algo, *options]
     subprocess.run([*command, "--run.seed", str(seed), "--run.dir", folder, "--run.name", f"seed-{seed}"], check=True)
     ended = time.time()
     records = [json.loads(line) for line in (Path(folder) / f"seed-{seed}" / "metrics.jsonl").open()]
