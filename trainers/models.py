@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..config import LoraSection
 from ..errors import ConfigError, DataError
 from ..torchvision_ops import ensure_torchvision_imports
+from .lora import adapters_off, add_adapters, drop_inputs
 from .segments import register_segments
 
 
@@ -20,6 +24,7 @@ class Policy:
     packs: sequences may share a row (checked on this very model). separate_head: logits are the output embedding of
     the trunk's last hidden state and nothing more (checked), so they can be computed piece by piece.
     placeholders: ids that stand for pictures or videos; empty for a text model. image_id is None for a text model.
+    adapted: LoRA adapters are trained, and nothing else.
     """
 
     model: Any
@@ -27,6 +32,20 @@ class Policy:
     separate_head: bool
     image_id: int | None
     placeholders: tuple[int, ...]
+    adapted: bool = False
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Inside, the model is the one that LoRA started from. For passes without gradient only. Needs `adapted`."""
+        if not self.adapted:
+            raise ValueError("the policy has no adapters")
+        with adapters_off(self.model):
+            yield
+
+    def drop_inputs(self, on: bool) -> None:
+        """Switch the adapters' dropout, which is off outside of updates."""
+        if self.adapted:
+            drop_inputs(self.model, on)
 
     @property
     def vision(self) -> bool:
@@ -50,18 +69,17 @@ def load_policy(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
+    lora: LoraSection | None = None,
 ) -> Policy:
     """Load a folder or hub id. Raises DataError when there is no model, ConfigError for a kind that cannot be trained."""
-    ensure_torchvision_imports()
-    try:
-        model = _load(path, dtype, trust_remote_code)
-    except OSError as error:
-        raise DataError(f"The model {path} does not load: {error}") from error
+    model = load_model(path, dtype, trust_remote_code=trust_remote_code)
     vision = "vision_config" in model.config.sub_configs
     if vision and not hasattr(model.base_model, "get_rope_index"):
         raise ConfigError(
             f"{path} is a {model.config.model_type}: of the vision-language models only the Qwen-VL families can be trained."
         )
+    if lora is not None and lora.enabled:
+        add_adapters(model, lora)
     model.to(device).eval()
     if gradient_checkpointing:
         _recompute_activations(model)
@@ -78,12 +96,17 @@ def _recompute_activations(model: Any) -> None:
             module.training = True
 
 
-def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
+    """The Hugging Face model of a folder or hub id, with a head for text. Raises DataError when there is none."""
+    ensure_torchvision_imports()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
-    return auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
+        return auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+    except OSError as error:
+        raise DataError(f"The model {path} does not load: {error}") from error
 
 
 def _examined(model: Any, vision: bool) -> Policy:
@@ -96,6 +119,7 @@ def _examined(model: Any, vision: bool) -> Policy:
         separate_head=_head_is_separate(model),
         image_id=placeholders[0] if vision else None,
         placeholders=placeholders,
+        adapted=hasattr(model, "peft_config"),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -17,12 +18,13 @@ from ..image_store import ImageStore
 from ..training import TrainReport
 from ..trajectory import Row
 from .advantages import Advantages
-from .backend import Backend, Place, join
+from .backend import Backend, Offload, Place, join
 from .batch import Update, plan_updates
 from .batch_pass import BatchPass, Tools
-from .checkpoint import Counters, load_state, save_state
+from .checkpoint import TAG, About, Counters, load_state, save_state
+from .ema import WeightAverage
 from .estimators import find_estimator
-from .export import export_policy, hub_weights, whole_weights
+from .export import adapter_weights, export_adapter, export_policy, hub_weights, whole_weights
 from .metrics import averages, measure
 from .models import Policy, load_policy
 from .objective import Decided, Objective, rollout_ids, spread, trained_mask
@@ -72,6 +74,7 @@ class PolicyTrainer:
             device=device,
             trust_remote_code=config.model.trust_remote_code,
             gradient_checkpointing=config.train.gradient_checkpointing,
+            lora=config.lora,
         )
         objective = Objective.of(config)
         self._tools = Tools(
@@ -83,6 +86,8 @@ class PolicyTrainer:
             device=device,
             always_look=policy.vision and place.ranks > 1,
         )
+        self._about = _about(config, model_path, dtype, self._tools.backend.stage)
+        self._average = _average(config, self._tools.backend)
 
     @property
     def version(self) -> int:
@@ -138,6 +143,8 @@ class PolicyTrainer:
             return False
         norm = batch.make(update, self._rate(index))
         if math.isfinite(norm):
+            if self._average is not None:
+                self._average.update()
             return True
         self._counters.bad_steps += 1
         bad, allowed = self._counters.bad_steps, self._config.train.max_bad_steps
@@ -183,18 +190,29 @@ class PolicyTrainer:
         self._publisher.release()
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizer, random state and counters into an existing folder."""
-        save_state(self._tools.backend, self._counters, folder)
+        """Weights, their average, optimizer, random state and counters into an existing folder."""
+        save_state(self._tools.backend, self._counters, self._about, folder)
+        if self._average is not None:
+            self._average.save(folder / TAG)
 
     def load(self, folder: Path) -> None:
         """The state that `save` wrote with as many ranks. Raises DataError when the folder holds another."""
-        self._counters = load_state(self._tools.backend, folder)
+        self._counters = load_state(self._tools.backend, self._about, folder)
+        if self._average is not None:
+            self._average.load(folder / TAG)
 
     def export(self, folder: Path) -> None:
-        """A Hugging Face folder: weights, configuration, tokenizer, processor, chat template."""
-        weights = self._weights()
-        if weights:
-            export_policy(self.policy.model, weights, self._model_path, folder)
+        """A Hugging Face folder of the weights, averaged ones where an average is kept: weights, configuration, tokenizer,
+        processor, chat template; a LoRA adapter once more by itself in `adapter/`.
+        """
+        backend, first = self._tools.backend, self._tools.rank == 0
+        with nullcontext() if self._average is None else self._average.in_place():
+            weights = self._weights()
+            adapter = adapter_weights(self.policy.model, backend, keep=first)
+            if first:
+                export_policy(self.policy.model, weights, self._model_path, folder)
+            if adapter:
+                export_adapter(self.policy.model, adapter, self._model_path, folder)
 
     def _weights(self) -> dict[str, Tensor]:
         """All of them on rank 0, none on the others, which take part in the gathering."""
@@ -212,6 +230,21 @@ def _dtype(config: Config, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
 
 
+def _about(config: Config, model_path: str, dtype: torch.dtype, stage: int) -> About:
+    return About(
+        model=model_path,
+        trust_remote_code=config.model.trust_remote_code,
+        dtype=str(dtype).removeprefix("torch."),
+        stage=stage,
+        lora=config.lora.model_dump(),
+    )
+
+
+def _average(config: Config, backend: Backend) -> WeightAverage | None:
+    module = backend.engine.module
+    return WeightAverage(module, config.optim.ema, sharded=backend.stage == 3) if config.optim.ema else None
+
+
 def _pictures(policy: Policy, config: Config, model_path: str, image_dir: str) -> PixelCache | None:
     if not policy.vision:
         return None
@@ -226,4 +259,5 @@ def _backend(policy: Policy, config: Config, objective: Objective, lr: float, dt
         stage=config.parallel.zero_stage,
         max_norm=config.optim.max_norm,
         dtype=dtype,
+        offload=Offload(config.parallel.offload_optimizer, config.parallel.offload_params),
     )

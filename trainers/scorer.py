@@ -32,6 +32,7 @@ class TokenScorer(nn.Module):
 
     def forward(self, packs: Sequence[Pack]) -> tuple[Tensor, Tensor]:
         """(logp float32[N], entropy float32[N]) over the trained tokens of the packs, in their order."""
+        self._policy.drop_inputs(torch.is_grad_enabled())
         scored = [part for pack in packs for part in self._score(pack)]
         return torch.cat([logp for logp, _ in scored]), torch.cat([entropy for _, entropy in scored])
 

@@ -7,6 +7,7 @@ from .how import (
     CkptSection,
     EngineSection,
     EvalSection,
+    LoraSection,
     OptimSection,
     ParallelSection,
     RolloutSection,
@@ -32,6 +33,7 @@ class Config(Section):
     optim: OptimSection = OptimSection()
     train: TrainSection = TrainSection()
     parallel: ParallelSection = ParallelSection()
+    lora: LoraSection = LoraSection()
     eval: EvalSection = EvalSection()
     ckpt: CkptSection = CkptSection()
     log: LogSection = LogSection()
