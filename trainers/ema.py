@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,9 +28,11 @@ class WeightAverage:
         self._decay = decay
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._live: dict[str, Tensor] = {}
+        self._sharded: list[Any] = []
         if sharded or dist.get_rank() == 0:
             for name, parameter in model.named_parameters():
                 if parameter.requires_grad:
+                    self._sharded += [parameter] if sharded else []
                     self._shapes[name] = tuple(parameter.ds_shape) if sharded else tuple(parameter.shape)
                     self._live[name] = parameter.ds_tensor if sharded else parameter.data
         self._average = {name: tensor.float().clone() for name, tensor in self._live.items()}
@@ -53,6 +56,8 @@ class WeightAverage:
     def _write(self, values: dict[str, Tensor]) -> None:
         for name, tensor in self._live.items():
             tensor.copy_(values[name])
+        for parameter in self._sharded:
+            parameter.partition()  # DeepSpeed keeps small ones gathered, and would not look at their shards again
 
     def save(self, folder: Path) -> None:
         """This rank's part."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 from agentrl.trainers import planned_updates
@@ -74,7 +76,7 @@ def test_the_groups_of_muon_take_the_rate_and_survive_a_checkpoint() -> None:
         optimizer.zero_grad()
 
     model, optimizer = made()
-    muon, adamw = optimizer.halves
+    muon, adamw = optimizer.halves  # type: ignore[attr-defined]
     assert [tuple(p.shape) for group in muon.param_groups for p in group["params"]] == [(6, 4)]
     assert len([p for group in adamw.param_groups for p in group["params"]]) == 4
     before = [p.detach().clone() for p in model.parameters()]
@@ -84,7 +86,7 @@ def test_the_groups_of_muon_take_the_rate_and_survive_a_checkpoint() -> None:
     assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
     other, resumed = made()
     other.load_state_dict(model.state_dict())
-    resumed.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(deepcopy(optimizer.state_dict()))
     for pair in ((model, optimizer), (other, resumed)):
         step(*pair, 0.05)
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
