@@ -29,6 +29,7 @@ from .metrics import averages, measure
 from .models import Policy, load_policy
 from .objective import Decided, Objective, rollout_ids, spread, trained_mask
 from .optimizers import learning_rate, make_optimizer
+from .picture_check import check_pictures
 from .pixels import PixelCache, load_pictures
 from .scorer import TokenScorer
 
@@ -75,11 +76,14 @@ class PolicyTrainer:
             trust_remote_code=config.model.trust_remote_code,
             gradient_checkpointing=config.train.gradient_checkpointing,
             lora=config.lora,
+            freeze_vision=config.model.freeze_vision,
         )
+        pictures = _pictures(policy, config, model_path, image_dir)
+        policy = check_pictures(policy, pictures)
         objective = Objective.of(config)
         self._tools = Tools(
             policy=policy,
-            pictures=_pictures(policy, config, model_path, image_dir),
+            pictures=pictures,
             backend=_backend(policy, config, objective, self._lr, dtype),
             objective=objective,
             rank=place.rank,

@@ -73,7 +73,7 @@ class Gallery:
         self.policy = load_policy(str(models / "vision"))
         self.store = ImageStore(folder)
         self.cache = load_pictures(str(models / "vision"), self.store)
-        self.processor = self.cache._processor
+        self.processor = self.cache._processor.image_processor
 
     def put(self, seed: int, width: int, height: int) -> tuple[str, int]:
         sha = self.store.put(picture(seed, width, height))
@@ -130,7 +130,9 @@ def test_a_wrong_number_of_placeholders_is_an_error(gallery: Gallery) -> None:
 def test_the_least_recently_used_pictures_leave_the_cache(gallery: Gallery) -> None:
     shown = [gallery.put(seed, 56, 56) for seed in range(3)]
     one = gallery.cache.get(*shown[0])
-    small = PixelCache(gallery.store, gallery.processor, max_bytes=2 * sum(tensor.nbytes for tensor in one.values()))
+    small = PixelCache(
+        gallery.store, gallery.cache._processor, max_bytes=2 * sum(tensor.nbytes for tensor in one.values())
+    )
     for index in (0, 1, 0, 2):
         small.get(*shown[index])
     assert list(small._kept) == [shown[0][0], shown[2][0]]
