@@ -64,6 +64,13 @@ class Policy:
         return self.model.base_model
 
     @property
+    def half_cost(self) -> float:
+        """The length at which attention costs as much as the rest, see `attention_cost`: a layer of width H has about 12 H^2
+        weights, 24 H^2 operations a token, and causal attention 2 H a token for each token before it.
+        """
+        return 12.0 * self.model.config.get_text_config().hidden_size
+
+    @property
     def stand_in(self) -> int:
         """The id that is read where the policy sampled a placeholder: the first that is none."""
         return next(i for i in range(len(self.placeholders) + 1) if i not in self.placeholders)

@@ -137,6 +137,7 @@ class PolicyTrainer:
             epochs=self._config.train.epochs,
             ranks=self._ranks,
             budget=self._config.train.micro_batch_tokens,
+            half_cost=self.policy.half_cost,
         )
 
     def _make(self, batch: BatchPass, update: Update, step: int) -> bool:
