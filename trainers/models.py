@@ -18,12 +18,24 @@ from .segments import register_segments
 
 
 @dataclass(frozen=True)
+class Head:
+    """What is done to the products of the output embedding: scaled (Granite, Cohere), or squeezed below a cap (Gemma 2)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, products: Tensor) -> Tensor:
+        logits = products if self.scale == 1.0 else products * self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+@dataclass(frozen=True)
 class Policy:
     """A loaded model, in eval mode: dropout would change the ratio.
 
     packs: sequences may share a row (checked on this very model). own_attention: what its text half used before that.
-    mrope: positions are text, time, height and width (Qwen2-VL, Wang 2024). separate_head: logits are the output embedding of
-    the trunk's last hidden state and nothing more (checked), so they can be computed piece by piece.
+    mrope: positions are text, time, height and width (Qwen2-VL, Wang 2024). head: how logits come from the trunk's last
+    hidden state, so that they can be computed piece by piece; None where that is not known.
     placeholders: ids that stand for pictures or videos; empty for a text model. image_id is None for a text model.
     adapted: LoRA adapters are trained, and nothing else.
     """
@@ -32,7 +44,7 @@ class Policy:
     packs: bool
     own_attention: str
     mrope: bool
-    separate_head: bool
+    head: Head | None
     image_id: int | None
     placeholders: tuple[int, ...]
     adapted: bool = False
@@ -147,7 +159,7 @@ def _examined(model: Any, vision: bool) -> Policy:
         packs=packs,
         own_attention=own_attention,
         mrope=mrope,
-        separate_head=_head_is_separate(model),
+        head=_find_head(model),
         image_id=placeholders[0] if vision else None,
         placeholders=tuple(placeholders),
         adapted=hasattr(model, "peft_config"),
@@ -186,11 +198,18 @@ def agree(states: Tensor, expected: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _head_is_separate(model: Any) -> bool:
+def _find_head(model: Any) -> Head | None:
+    """The head that gives this model's logits, of those that its configuration hints at."""
     ids = _probe(model, 4)
     states = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state
     logits = model(input_ids=ids[None], use_cache=False).logits
-    return bool(torch.allclose(model.get_output_embeddings()(states), logits, rtol=1e-3, atol=1e-3))
+    hints = model.config.get_text_config().to_dict()
+    heads = [Head()]
+    heads += [Head(cap=hints["final_logit_softcapping"])] if hints.get("final_logit_softcapping") else []
+    heads += [Head(scale=1.0 / hints["logits_scaling"])] if hints.get("logits_scaling") else []
+    heads += [Head(scale=hints["logit_scale"])] if hints.get("logit_scale") else []
+    matrix = model.get_output_embeddings()
+    return next((head for head in heads if torch.allclose(head(matrix(states)), logits, rtol=1e-3, atol=1e-3)), None)
 
 
 def _probe(model: Any, length: int) -> Tensor:
