@@ -191,7 +191,7 @@ class LoraSection(Section):
 
     rank: int = Field(0, ge=0)
     """Rank of the adapters; 0 = none, every weight is trained."""
-    alpha: float | None = Field(None, gt=0)
+    alpha: int | None = Field(None, ge=1)
     """An adapter's output is scaled by alpha / rank; absent: twice the rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Share of an adapter's inputs dropped in updates; not when log-probabilities are only compared."""

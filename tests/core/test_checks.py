@@ -50,7 +50,7 @@ def test_the_defaults_pass() -> None:
         ({"algo": {"filter": {"range": (0.1, 0.9)}}}, "algo.filter.range is not used"),
         ({"optim": {"name": "sgd", "eps": 1e-6}}, "optim.eps is not used"),
         ({"eval": {"enable": False, "n": 4}}, "eval.n is not used with --eval.no-enable"),
-        ({"lora": {"alpha": 8.0}}, "lora.alpha is not used without --lora.rank"),
+        ({"lora": {"alpha": 8}}, "lora.alpha is not used without --lora.rank"),
         ({"lora": {"path": "adapter", "rank": 8}}, "lora.rank is not used with --lora.path"),
         ({"optim": {"name": "muon"}, "parallel": {"zero_stage": 2}}, "optim.name muon.*--parallel.zero-stage 2"),
         ({"optim": {"name": "muon"}, "model": {"dtype": "bfloat16"}}, "optim.name muon.*--model.dtype bfloat16"),
@@ -67,5 +67,5 @@ def test_options_that_are_used_pass() -> None:
     check(algo={"filter": {"range": (0.1, 0.9)}}, filters=True)
     check(algo={"correction": "tis", "correction_range": (0.0, 2.0)}, train={"max_staleness": 0})
     check(algo={"name": "cispo", "clip": (1.0, 0.3)}, grouped=True)
-    check(lora={"rank": 8, "alpha": 8.0, "targets": "all-linear"})
+    check(lora={"rank": 8, "alpha": 8, "targets": "all-linear"})
     check(parallel={"offload_optimizer": True, "offload_params": True, "zero_stage": 3})
