@@ -123,7 +123,7 @@ def _spread(
     room = [budget] * count
     cheapest = [(0.0, i) for i in range(count)]
     for row in order:
-        tried = []
+        tried: list[tuple[float, int]] = []
         while cheapest and room[cheapest[0][1]] < lengths[row] and len(tried) < _MOST_TRIED:
             tried.append(heapq.heappop(cheapest))
         if not cheapest or len(tried) == _MOST_TRIED:

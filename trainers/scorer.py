@@ -39,11 +39,11 @@ class TokenScorer(nn.Module):
     def _score(self, pack: Pack) -> Iterator[tuple[Tensor, Tensor]]:
         model, head = self.policy_model, self._policy.head
         size = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
+        measure = self._measure if head is None else self._head
         if head is None:
-            parts, measure = self._whole_logits(pack), self._measure
+            parts = self._whole_logits(pack)
         else:
-            parts, measure = trunk_states(model, pack.ids, pack.positions, pack.segments, **pack.pixels), self._head
-            parts = parts[pack.predict]
+            parts = trunk_states(model, pack.ids, pack.positions, pack.segments, **pack.pixels)[pack.predict]
         chunks = list(zip(parts.split(size), pack.labels.split(size), strict=True))
         for chunk, labels in chunks:
             if len(chunks) == 1 or not torch.is_grad_enabled():
