@@ -9,19 +9,19 @@ from typing import Any
 from .errors import ConfigError
 
 
-def resolve_model(path_or_id: str) -> str:
-    """A local folder for a path or a hub id (fetched into the hub's cache). Raises ConfigError."""
+def resolve_model(path_or_id: str, flag: str = "--model") -> str:
+    """A local folder for a path or a hub id (fetched into the hub's cache). Raises ConfigError, which names the flag."""
     folder = Path(path_or_id).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ConfigError(f"--model {path_or_id}: the folder holds no config.json, so it is no Hugging Face model.")
+            raise ConfigError(f"{flag} {path_or_id}: the folder holds no config.json, so it is no Hugging Face model.")
         return str(folder.resolve())
     if folder.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
-        raise ConfigError(f"--model {path_or_id}: there is no such folder.")
-    return _fetch(path_or_id)
+        raise ConfigError(f"{flag} {path_or_id}: there is no such folder.")
+    return _fetch(path_or_id, flag)
 
 
-def _fetch(hub_id: str) -> str:
+def _fetch(hub_id: str, flag: str) -> str:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -31,7 +31,7 @@ def _fetch(hub_id: str) -> str:
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"--model {hub_id}: no such folder here, and the hub does not give it: {reason}") from error
+        raise ConfigError(f"{flag} {hub_id}: no such folder here, and the hub does not give it: {reason}") from error
 
 
 def model_config(folder: str) -> dict[str, Any]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from .shaping import clip_rewards as clip_rewards
     from .shaping import overlong_mask as overlong_mask
     from .shaping import overlong_penalty as overlong_penalty
+    from .shaping import stale_mask as stale_mask
     from .shaping import stop_properly as stop_properly
     from .trust import PolicyTerms as PolicyTerms
     from .trust import register_trust as register_trust
@@ -62,7 +63,7 @@ _MODULES = {
     "preference": ("dpo_loss", "reward_model_loss"),
     "presets": ("PRESETS", "Preset", "find_preset"),
     "schedule": ("planned_updates",),
-    "shaping": ("clip_rewards", "overlong_mask", "overlong_penalty", "stop_properly"),
+    "shaping": ("clip_rewards", "overlong_mask", "overlong_penalty", "stale_mask", "stop_properly"),
     "trust": ("PolicyTerms", "register_trust"),
     "whitening": ("whiten",),
 }

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import baselines as baselines  # registers its estimators
+from . import distillation as distillation  # registers its estimator
 from . import gae as gae  # registers its estimator
 from .aggregation import Ids
 from .decisions import Decisions, at_end

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..config import ParallelSection
 from ..errors import ConfigError
 from .muon import MuonWithAdamW
 
@@ -47,6 +48,11 @@ class Offload:
 
     optimizer: bool = False
     params: bool = False
+
+    @classmethod
+    def of(cls, parallel: ParallelSection) -> Offload:
+        """As a run is told."""
+        return cls(parallel.offload_optimizer, parallel.offload_params)
 
 
 class Backend:

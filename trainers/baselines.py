@@ -18,13 +18,13 @@ def reinforce(d: Decisions) -> Tensor:
     return to_go(d.token_rewards - d.penalty, d.gamma)
 
 
-@register_advantage("reinforce_baseline", whiten=True, grouped=True)
+@register_advantage("reinforce_baseline", whiten=True, grouped=True, discounted=False)
 def reinforce_baseline(d: Decisions) -> Tensor:
     """Return to go less the group's mean return, whitened over the batch (REINFORCE++-baseline, Hu 2025)."""
     return to_go(d.token_rewards - d.at_end(d.groups.mean(d.rewards)) - d.penalty, 1.0)
 
 
-@register_advantage("rloo", grouped=True, by_turn=False)
+@register_advantage("rloo", grouped=True, by_turn=False, discounted=False)
 def rloo(d: Decisions) -> Tensor:
     """R - mean of the other members' R (RLOO, Ahmadian 2024)."""
     above = d.groups.above_lowest(d.rewards)
@@ -32,7 +32,7 @@ def rloo(d: Decisions) -> Tensor:
     return to_go(d.at_end(above - others) - d.penalty, 1.0)
 
 
-@register_advantage("grpo", grouped=True, by_turn=False)
+@register_advantage("grpo", grouped=True, by_turn=False, discounted=False)
 def grpo(d: Decisions) -> Tensor:
     """(R - mean) / (sample std + 1e-6) in the group (GRPO, Shao 2024)."""
     centred = _centred(d)
@@ -40,7 +40,7 @@ def grpo(d: Decisions) -> Tensor:
     return to_go(d.at_end(centred / (torch.sqrt(variance) + 1e-6)) - d.penalty, 1.0)
 
 
-@register_advantage("dr_grpo", grouped=True, by_turn=False)
+@register_advantage("dr_grpo", grouped=True, by_turn=False, discounted=False)
 def dr_grpo(d: Decisions) -> Tensor:
     """R - mean in the group, without the division by the std (Dr. GRPO, Liu 2025)."""
     return to_go(d.at_end(_centred(d)) - d.penalty, 1.0)

@@ -23,11 +23,14 @@ _ABOUT = "policy.json"
 
 @dataclass
 class Counters:
-    """updates = planned updates passed, made or not; bad_steps = those skipped for their gradient; version = published."""
+    """updates = planned updates passed, made or not; bad_steps = those skipped for a number that is not finite; version =
+    published; kl_coef = the controller's coefficient.
+    """
 
     updates: int = 0
     bad_steps: int = 0
     version: int = 0
+    kl_coef: float | None = None
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,8 @@ class Estimator:
     """A registered estimator and what it asks of the data.
 
     whiten = its default; grouped = compares members of a group, so a group with fewer than two valid ones gives no
-    signal; critic = needs `values`, and its returns are advantage + value; by_turn = takes `token_rewards`.
+    signal; critic = needs `values`, and its returns are advantage + value; by_turn = takes `token_rewards`; discounted =
+    reads gamma; teacher = `kl` is that from a teacher, not from the reference.
     """
 
     name: str
@@ -39,18 +40,27 @@ class Estimator:
     grouped: bool
     critic: bool
     by_turn: bool
+    discounted: bool
+    teacher: bool
 
 
 _estimators: dict[str, Estimator] = {}
 
 
 def register_advantage(
-    name: str, *, whiten: bool = False, grouped: bool = False, critic: bool = False, by_turn: bool = True
+    name: str,
+    *,
+    whiten: bool = False,
+    grouped: bool = False,
+    critic: bool = False,
+    by_turn: bool = True,
+    discounted: bool = True,
+    teacher: bool = False,
 ) -> Callable[[Function], Function]:
     """Decorator: give an estimator a name for `compute_advantages` and `--algo`. The last registration of a name holds."""
 
     def register(function: Function) -> Function:
-        _estimators[name] = Estimator(name, function, whiten, grouped, critic, by_turn)
+        _estimators[name] = Estimator(name, function, whiten, grouped, critic, by_turn, discounted, teacher)
         return function
 
     return register

@@ -32,17 +32,20 @@ def kl_loss(
     ref_logp: Tensor,
     mask: Tensor,
     *,
+    weights: Tensor | None = None,
     aggregation: str = "token_mean",
     denominator: float | Tensor | None = None,
     rollout_ids: Ids | None = None,
 ) -> Loss:
     """The KL term of the loss, before its coefficient: k2, whose gradient d * grad(logp) is that of the reverse KL.
 
-    [B, T] each. k1 has gradient 0 on average and k3 that of another divergence, so neither is offered. Metric, over
+    [B, T] each; weights multiply the terms (None = 1). k1 has gradient 0 on average and k3 that of another divergence, so neither is offered. Metric, over
     trained tokens: kl_ref (k3).
     """
     mask = mask.bool()
     logp, ref_logp = select(logp, mask), select(ref_logp.detach(), mask)
     per_token = kl_estimate(logp, ref_logp, "k2")
+    if weights is not None:
+        per_token = per_token * weights
     loss = aggregate(per_token, mask, aggregation, denominator=denominator, rollout_ids=rollout_ids)
     return Loss(loss, measure({"kl_ref": kl_estimate(logp.detach(), ref_logp, "k3")}, mask))

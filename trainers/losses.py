@@ -86,12 +86,14 @@ def value_loss(
     mask = mask.bool()
     values, returns = select(values, mask), select(returns.detach(), mask)
     error = (values - returns).square()
-    worst = error
+    worst, outside = error, torch.zeros_like(mask)
     if clip is not None:
         if old_values is None or not clip > 0:
             raise ValueError(f"value clip {clip} must be positive and needs old_values")
         old_values = select(old_values.detach(), mask)
+        outside = (values - old_values).abs() > clip
         near = old_values + (values - old_values).clamp(-clip, clip)
         worst = torch.maximum(error, (near - returns).square())
-    seen = {"value_clip_fraction": worst > error, "value_mean": values, "return_mean": returns, "value_error": error}
+    decided = outside & (worst > error)
+    seen = {"value_clip_fraction": decided, "value_mean": values, "return_mean": returns, "value_error": error}
     return Loss(0.5 * aggregate(worst, mask, denominator=denominator), measure(seen, mask))

@@ -3,60 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ..config import Config
-from ..engine import Limits
-from ..errors import ConfigError
 from ..trajectory import Row
 from .advantages import Advantages, compute_advantages
 from .aggregation import aggregate, token_weights
-from .estimators import algorithm, find_estimator
+from .decided import Decided
+from .estimators import Estimator, algorithm, find_estimator
+from .kl import kl_estimate, kl_loss
 from .losses import Loss, policy_loss
-from .shaping import overlong_penalty
-
-OVERLONG_SHARE = 5
-"""The overlong buffer is a fifth of the longest episode: 4,096 of 20,480 tokens in DAPO (Yu 2025)."""
-
-
-@dataclass(frozen=True)
-class Decided:
-    """The trained tokens of B rows, left-aligned to width L: `mask` bool[B, L], the rest float32[B, L].
-
-    `weights` = share of each token in the update's loss, before its denominator: 1, or 1 / trained tokens of its rollout.
-    """
-
-    mask: Tensor
-    advantages: Tensor
-    rollout_logp: Tensor
-    weights: Tensor
-
-    def select(self, rows: Sequence[int]) -> Decided:
-        """The same for some of the rows, no wider than they need."""
-        index = torch.as_tensor(rows, dtype=torch.long, device=self.mask.device)
-        width = int(self.mask[index].sum(1).max()) if len(rows) else 0
-        parts = (self.mask, self.advantages, self.rollout_logp, self.weights)
-        return Decided(*(part[index, :width] for part in parts))
-
-    def to(self, device: torch.device) -> Decided:
-        """The same on another device."""
-        parts = (self.mask, self.advantages, self.rollout_logp, self.weights)
-        return Decided(*(part.to(device) for part in parts))
-
-    def without_weight(self) -> Decided:
-        """Nothing of it trained: a forward and backward pass that only keeps the ranks in step."""
-        return replace(self, mask=torch.zeros_like(self.mask))
+from .metrics import averages, measure
+from .rewards import Shaping
+from .scoring import Scores
+from .slots import at_slots, rollout_ids, trained_mask
 
 
 @dataclass(frozen=True)
 class Objective:
-    """The axes of `algo`, none left open. `old_logp` is current | recompute | rollout."""
+    """The axes of `algo`, none left open. `old_logp` is current | recompute | rollout; `kl_where` is none | reward | loss.
+
+    The coefficient of the KL is not here: it may be steered from batch to batch.
+    """
 
     advantage: str
     level: str
@@ -69,23 +39,21 @@ class Objective:
     correction_range: tuple[float, float] | None
     old_logp: str
     gamma: float
+    lam: float
+    bootstrap_truncated: bool
     entropy_coef: float
-    longest: int
-    penalize_overlong: bool
+    kl_where: str
+    shaping: Shaping
 
     @classmethod
     def of(cls, config: Config) -> Objective:
-        """Preset plus overrides. Raises ConfigError for an algorithm that needs a critic."""
+        """Preset plus overrides. Raises ConfigError as `Shaping.of` does."""
         algo, train, preset = config.algo, config.train, algorithm(config.algo.name)
-        advantage = algo.advantage or preset.advantage
-        if find_estimator(advantage).critic:
-            raise ConfigError(f"--algo {algo.name}: algorithms with a critic cannot be trained.")
         several = train.updates_per_batch * train.epochs > 1
         old_logp = ("recompute" if several else "current") if algo.old_logp == "auto" else algo.old_logp
         corrected = train.max_staleness > 0 and old_logp != "rollout"
-        rollout = config.rollout
         return cls(
-            advantage=advantage,
+            advantage=algo.advantage or preset.advantage,
             level=algo.level or preset.level,
             clip=algo.clip or preset.clip,
             dual_clip=algo.dual_clip,
@@ -96,61 +64,112 @@ class Objective:
             correction_range=algo.correction_range,
             old_logp=old_logp,
             gamma=algo.gamma,
+            lam=algo.lam,
+            bootstrap_truncated=algo.bootstrap_truncated,
             entropy_coef=algo.entropy_coef,
-            longest=Limits(
-                rollout.max_turns, rollout.max_new_tokens, max_total_tokens=rollout.max_total_tokens
-            ).total_tokens,
-            penalize_overlong=preset.overlong_penalty,
+            kl_where=algo.kl.where if algo.kl.coef else "none",
+            shaping=Shaping.of(config),
         )
 
-    def advantages(self, rows: Sequence[Row]) -> Advantages:
-        """Of a whole batch, over its trained tokens: [B, L] as in `Decided`."""
-        mask = trained_mask(rows)
-        rewards = torch.tensor([float("nan") if row.total_reward is None else row.total_reward for row in rows])
-        if self.penalize_overlong:
-            rewards = overlong_penalty(
-                rewards,
-                _rollout_lengths(rows, mask),
-                max_new=self.longest,
-                buffer=max(1, self.longest // OVERLONG_SHARE),
-            )
+    @property
+    def estimator(self) -> Estimator:
+        return find_estimator(self.advantage)
+
+    @property
+    def judged(self) -> bool:
+        """Whether a KL is in the reward: the advantages need log-probs of the proximal policy."""
+        return self.kl_where == "reward" or self.estimator.teacher
+
+    @property
+    def needs_logp(self) -> bool:
+        """Whether the policy has to score a batch before its first update."""
+        return self.old_logp == "recompute" or (self.judged and self.old_logp != "rollout")
+
+    def advantages(self, rows: Sequence[Row], scores: Scores, kl_coef: float = 0.0) -> Advantages:
+        """Of a whole batch, over its trained tokens: [B, L] as in `Decided`.
+
+        A KL, from reference or teacher, is that of the proximal policy.
+        """
+        kl = self._divergence(scores, "k1")
+        cost = 1.0 if self.estimator.teacher else kl_coef
         return compute_advantages(
             self.advantage,
-            rewards,
-            mask,
+            self.shaping.outcomes(rows),
+            trained_mask(rows),
             group_ids=[row.group_id for row in rows],
             rollout_ids=rollout_ids(rows),
+            values=scores.values,
+            bootstrap=scores.bootstrap,
+            token_rewards=self.shaping.token_rewards(rows),
+            kl=kl,
+            kl_coef=0.0 if kl is None else cost,
             gamma=self.gamma,
+            lam=self.lam,
         )
 
-    def decide(self, rows: Sequence[Row], advantages: Advantages) -> Decided:
-        """What the loss needs of each trained token. Rows that are not valid leave the mask here."""
-        mask = trained_mask(rows) & advantages.valid[:, None]
+    def divergences(self, scores: Scores, mask: Tensor) -> dict[str, float]:
+        """kl/ref or kl/teacher of a KL in the reward: the mean of k3 over the mask. That of a KL in the loss is measured there."""
+        kl = self._divergence(scores, "k3")
+        name = "kl/teacher" if self.estimator.teacher else "kl/ref"
+        return {} if kl is None else averages(measure({name: kl}, mask))
+
+    def _divergence(self, scores: Scores, kind: str) -> Tensor | None:
+        """The estimate of the KL that is in the reward, [B, L]; None without one."""
+        judge = scores.teacher_logp if self.estimator.teacher else scores.ref_logp
+        if not self.judged or judge is None or scores.logp is None:
+            return None
+        return kl_estimate(scores.logp, judge, kind)
+
+    def decide(self, rows: Sequence[Row], found: Advantages, scores: Scores, version: int) -> Decided:
+        """What the losses need of each trained token when weights of `version` are trained.
+
+        Rows that are not valid, overlong rollouts and stale tokens leave the mask here, after the advantages.
+        """
+        slots = trained_mask(rows)
+        mask = self.shaping.loss_mask(rows, slots & found.valid[:, None], version)
         weights = mask.float()
         if self.aggregation == "sequence_mean":
             weights = token_weights(mask, "sequence_mean", denominator=1.0, rollout_ids=rollout_ids(rows))
-        rollout_logp = aligned([torch.from_numpy(row.logprobs[row.loss_mask]) for row in rows])
-        return Decided(mask, advantages.advantages, rollout_logp, weights)
+        return Decided(
+            slots=slots,
+            mask=mask,
+            advantages=found.advantages,
+            rollout_logp=_rollout_logp(rows),
+            weights=weights,
+            old_logp=scores.logp if self.old_logp == "recompute" else None,
+            ref_logp=scores.ref_logp if self.kl_where == "loss" else None,
+            returns=found.returns if scores.values is not None else None,
+            old_values=scores.values,
+        )
 
     def denominator(self, decided: Decided, rollouts: int) -> float:
         """The divisor of an update's loss: trained tokens, rollouts, or rollouts times the longest one possible."""
         if self.aggregation == "token_mean":
             return float(decided.mask.sum())
-        return float(rollouts * (self.longest if self.aggregation == "constant" else 1))
+        return float(rollouts * (self.shaping.longest if self.aggregation == "constant" else 1))
 
     def has_signal(self, decided: Decided) -> bool:
-        """False when no update can follow from the batch: nothing trained, or all advantages 0 and no other term."""
+        """False when no update of the policy can follow: nothing trained, or all advantages 0 and no other term."""
         if not bool(decided.mask.any()):
             return False
-        return bool(self.entropy_coef) or bool((decided.advantages[decided.mask] != 0).any())
+        other_terms = bool(self.entropy_coef) or decided.ref_logp is not None
+        return other_terms or bool((decided.advantages[decided.mask] != 0).any())
 
-    def loss(self, logp: Tensor, old_logp: Tensor, entropy: Tensor, decided: Decided, denominator: float) -> Loss:
+    def loss(
+        self,
+        logp: Tensor,
+        old_logp: Tensor,
+        entropy: Tensor,
+        decided: Decided,
+        denominator: float,
+        kl_coef: float = 0.0,
+    ) -> Loss:
         """The part that some rows, all [B, L], add to their update's loss.
 
         The objective is linear in the size of the advantages (clips compare terms that scale alike), so the weights of
         rollouts that are spread over micro-batches go into them.
         """
-        loss = policy_loss(
+        loss, metrics = policy_loss(
             logp,
             old_logp,
             decided.advantages * decided.weights,
@@ -166,42 +185,21 @@ class Objective:
             aggregation="constant",
             denominator=denominator,
         )
-        if not self.entropy_coef:
-            return loss
-        bonus = aggregate(entropy * decided.weights, decided.mask, "constant", denominator=denominator)
-        return Loss(loss.loss - self.entropy_coef * bonus, loss.metrics)
+        if self.entropy_coef:
+            bonus = aggregate(entropy * decided.weights, decided.mask, "constant", denominator=denominator)
+            loss = loss - self.entropy_coef * bonus
+        if decided.ref_logp is not None:
+            term = kl_loss(
+                logp,
+                decided.ref_logp,
+                decided.mask,
+                weights=decided.weights,
+                aggregation="constant",
+                denominator=denominator,
+            )
+            loss, metrics = loss + kl_coef * term.loss, metrics | term.metrics
+        return Loss(loss, metrics)
 
 
-def trained_mask(rows: Sequence[Row]) -> Tensor:
-    """bool[B, L]: slot i is row b's i-th trained token."""
-    counts = torch.tensor([int(row.loss_mask.sum()) for row in rows], dtype=torch.long)
-    return torch.arange(int(counts.max()) if len(rows) else 0) < counts[:, None]
-
-
-def aligned(parts: Sequence[Tensor]) -> Tensor:
-    """One value for each trained token of each row -> [B, L], 0 beyond a row's end."""
-    return pad_sequence(list(parts), batch_first=True) if parts else torch.zeros(0, 0)
-
-
-def rollout_ids(rows: Sequence[Row]) -> list[str]:
-    """The rollout of each row; a row without one is a rollout of its own."""
-    return [row.rollout_id or f"row {i}" for i, row in enumerate(rows)]
-
-
-def spread(advantages: Tensor, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
-    """[B, L] back onto the tokens of each row: float32[T], 0 where nothing is trained."""
-    spread_rows = []
-    for row, values in zip(rows, advantages.numpy(), strict=True):
-        full = np.zeros(len(row), np.float32)
-        full[row.loss_mask] = values[: int(row.loss_mask.sum())]
-        spread_rows.append(full)
-    return spread_rows
-
-
-def _rollout_lengths(rows: Sequence[Row], mask: Tensor) -> Tensor:
-    """Trained tokens of each row's rollout: float32[B]."""
-    totals: dict[str, int] = {}
-    ids = rollout_ids(rows)
-    for rollout, count in zip(ids, mask.sum(1).tolist(), strict=True):
-        totals[rollout] = totals.get(rollout, 0) + count
-    return torch.tensor([float(totals[rollout]) for rollout in ids])
+def _rollout_logp(rows: Sequence[Row]) -> Tensor:
+    return at_slots([row.logprobs for row in rows], rows)

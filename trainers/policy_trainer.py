@@ -1,11 +1,11 @@
-"""One rank of the policy's trainer: advantages, planned updates, versions, checkpoints."""
+"""One rank of the trainer: advantages, planned updates of policy and critic, versions, checkpoints."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,38 +13,50 @@ from torch import Tensor
 
 from ..config import Config
 from ..engines.weights import WeightPublisher, WeightSource
-from ..errors import AgentRLError
-from ..image_store import ImageStore
+from ..report.run_folder import RunFolder
 from ..training import TrainReport
 from ..trajectory import Row
 from .advantages import Advantages
 from .backend import Backend, Offload, Place, join
+from .bad_rows import DivergenceError as DivergenceError
+from .bad_rows import report_bad_update
 from .batch import Update, plan_updates
 from .batch_pass import BatchPass, Tools
 from .checkpoint import TAG, About, Counters, load_state, save_state
+from .critic import open_critic
+from .critic_pass import CriticPass
+from .decided import Decided
 from .ema import WeightAverage
-from .estimators import find_estimator
 from .export import adapter_weights, export_adapter, export_policy, hub_weights, whole_weights
+from .judges import Judges
+from .kl_control import kl_controller
 from .metrics import averages, measure
-from .models import Policy, load_policy
-from .objective import Decided, Objective, rollout_ids, spread, trained_mask
+from .models import Policy
+from .objective import Objective
 from .optimizers import learning_rate, make_optimizer
-from .picture_check import check_pictures
-from .pixels import PixelCache, load_pictures
+from .reading import Reader, compute_dtype, open_model
+from .reference import open_reference, open_teacher
 from .scorer import TokenScorer
+from .scoring import Scores
+from .slots import rollout_ids, spread, trained_mask
 
-logger = logging.getLogger(__name__)
 
+@dataclass(frozen=True)
+class _Batch:
+    """A batch whose advantages are made. `suspects` = rows with a score that is not finite."""
 
-class DivergenceError(AgentRLError):
-    """More updates with non-finite gradients than `train.max_bad_steps` allows."""
+    rows: Sequence[Row]
+    step: int
+    decided: Decided
+    suspects: tuple[int, ...]
 
 
 class PolicyTrainer:
     """Trains one policy. With several ranks each has one of these, and every method is called on all of them alike.
 
     Every rank gets the whole batch and computes the same advantages, plan and denominators from it, so nothing but
-    gradients and metrics is reduced. `version` = the weights last published.
+    gradients, scores and metrics crosses between them. `version` = the weights last published. `image_dir` is in the
+    run's folder.
     """
 
     def __init__(
@@ -63,35 +75,25 @@ class PolicyTrainer:
         join(place, device)
         self._config = config
         self._model_path = model_path
+        self._run_folder = RunFolder(Path(image_dir).parent)
         self._planned = planned_updates
         self._lr = config.optim.lr or default_lr
         self._ranks = place.ranks
         self._counters = Counters()
         self._publisher = WeightPublisher()
-        dtype = _dtype(config, device)
-        policy = load_policy(
-            model_path,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=config.model.trust_remote_code,
-            gradient_checkpointing=config.train.gradient_checkpointing,
-            lora=config.lora,
-            freeze_vision=config.model.freeze_vision,
-        )
-        pictures = _pictures(policy, config, model_path, image_dir)
-        policy = check_pictures(policy, pictures)
         objective = Objective.of(config)
-        self._tools = Tools(
-            policy=policy,
-            pictures=pictures,
-            backend=_backend(policy, config, objective, self._lr, dtype),
-            objective=objective,
-            rank=place.rank,
-            device=device,
-            always_look=policy.vision and place.ranks > 1,
+        reader = open_model(
+            config, model_path, image_dir, trained=True, device=device, ranks=place.ranks, lora=config.lora
         )
-        self._about = _about(config, model_path, dtype, self._tools.backend.stage)
+        self._tools = Tools(reader, _backend(reader, config, objective, self._lr), objective, place.rank)
+        self._about = _about(config, model_path, compute_dtype(config, device), self._tools.backend.stage)
         self._average = _average(config, self._tools.backend)
+        self._kl = kl_controller(config.algo.kl.coef, config.algo.kl.target, config.algo.kl.horizon)
+        estimator, where = objective.estimator, (config, model_path, image_dir, device)
+        self._critic = open_critic(*where, place.ranks, self._lr, planned_updates) if estimator.critic else None
+        teacher = open_teacher(*where) if estimator.teacher else None
+        reference = open_reference(*where, own=(reader, self._tools.backend))
+        self._judges = Judges(self._tools, reference, teacher, self._critic)
 
     @property
     def version(self) -> int:
@@ -99,33 +101,24 @@ class PolicyTrainer:
 
     @property
     def policy(self) -> Policy:
-        return self._tools.policy
+        return self._tools.reader.policy
 
     # ------------------------------------------------------------------ one batch
 
     def train(self, rows: Sequence[Row], step: int) -> TrainReport:
-        """One batch: advantages over all of it, then its planned updates.
+        """One batch: scores of all models, advantages over all of it, then its planned updates.
 
         Rows of one rollout stand together, in order. Raises ConfigError when a row is longer than a micro-batch, and
-        DivergenceError after too many updates with non-finite gradients.
+        DivergenceError after too many updates with numbers that are not finite.
         """
-        objective, first = self._tools.objective, self._counters.updates
-        found = objective.advantages(rows)
-        decided = objective.decide(rows, found)
-        plan = self._plan(rows, decided)
-        report = TrainReport(False, self._batch_metrics(rows, found), spread(found.advantages, rows))
-        if objective.has_signal(decided):
-            batch = BatchPass(self._tools, rows, decided, self.version)
-            if objective.old_logp == "recompute":
-                batch.recompute(plan[: self._config.train.updates_per_batch])
-            for update in plan:
-                report.updated |= self._make(batch, update, step)
-            report.metrics |= batch.metrics()
-        self._counters.updates = first + len(plan)
-        report.metrics["policy/lr"] = self._rate(self._counters.updates - 1)
-        report.metrics["policy/bad_steps"] = float(self._counters.bad_steps)
-        if self._tools.device.type == "cuda":
-            report.metrics["memory/gpu"] = float(torch.cuda.max_memory_allocated())
+        objective = self._tools.objective
+        scores = self._judges.score(rows, ranks=self._ranks, budget=self._config.train.micro_batch_tokens)
+        found = objective.advantages(rows, scores, self._kl.coef)
+        decided = objective.decide(rows, found, scores, self.version)
+        report = TrainReport(False, self._batch_metrics(rows, found, scores), spread(found.advantages, rows))
+        self._update(_Batch(rows, step, decided, tuple(scores.suspects())), report)
+        report.metrics |= self._state_metrics()
+        self._steer_kl(rows, report.metrics)
         return report
 
     def _plan(self, rows: Sequence[Row], decided: Decided) -> list[Update]:
@@ -140,44 +133,85 @@ class PolicyTrainer:
             half_cost=self.policy.half_cost,
         )
 
-    def _make(self, batch: BatchPass, update: Update, step: int) -> bool:
-        """One planned update; True when the weights moved."""
-        index = self._counters.updates
-        self._counters.updates += 1
-        if not update.rows:
-            return False
-        norm = batch.make(update, self._rate(index))
+    def _update(self, batch: _Batch, report: TrainReport) -> None:
+        """Every planned update, of the critic and of the policy; what they did goes into the report."""
+        plan = self._plan(batch.rows, batch.decided)
+        policy, critic = self._policy_pass(batch, len(plan)), self._critic_pass(batch)
+        for update in plan:
+            index = self._counters.updates
+            self._counters.updates += 1
+            if critic is not None and update.rows:
+                self._made(critic.make(update, index), critic, batch, update, index)
+            if policy is not None and update.rows:
+                norm = policy.make(update, self._rate(index))
+                report.updated |= self._made(norm, policy, batch, update, index)
+        for made in (policy, critic):
+            report.metrics |= {} if made is None else made.metrics()
+
+    def _critic_pass(self, batch: _Batch) -> CriticPass | None:
+        if self._critic is None or not bool(batch.decided.mask.any()):
+            return None
+        return CriticPass(self._critic, batch.rows, batch.decided, self._tools.rank)
+
+    def _policy_pass(self, batch: _Batch, planned: int) -> BatchPass | None:
+        """None for a batch without signal, and while the critic warms up."""
+        warming = self._critic is not None and self._counters.updates < self._config.critic.warmup_steps * planned
+        if warming or not self._tools.objective.has_signal(batch.decided):
+            return None
+        return BatchPass(self._tools, batch.rows, batch.decided, self.version, self._kl.coef)
+
+    def _made(self, norm: float, made: BatchPass | CriticPass, batch: _Batch, update: Update, index: int) -> bool:
+        """True when the weights moved. Else the update is counted and its rows saved: those at fault, or all of it."""
         if math.isfinite(norm):
-            if self._average is not None:
+            if self._average is not None and isinstance(made, BatchPass):
                 self._average.update()
             return True
         self._counters.bad_steps += 1
-        bad, allowed = self._counters.bad_steps, self._config.train.max_bad_steps
-        message = (
-            f"step {step}, update {index}: the gradient is not finite ({norm}); the update was skipped ({bad} so far)"
+        report_bad_update(
+            f"{made.who}, step {batch.step}, update {index}",
+            norm,
+            [batch.rows[i] for i in batch.suspects or made.suspects() or update.rows],
+            self._run_folder.bad_rows(batch.step) if self._tools.rank == 0 else None,
+            count=self._counters.bad_steps,
+            allowed=self._config.train.max_bad_steps,
         )
-        logger.warning("%s", message)
-        if bad > allowed:
-            raise DivergenceError(f"{message}; --train.max-bad-steps allows {allowed}")
         return False
 
     def _rate(self, update: int) -> float:
         return learning_rate(self._config.optim, self._lr, update, self._planned)
 
-    def _batch_metrics(self, rows: Sequence[Row], found: Advantages) -> dict[str, float]:
-        """advantage/* over trained tokens of valid rollouts; counts of rollouts and groups that gave nothing."""
+    def _batch_metrics(self, rows: Sequence[Row], found: Advantages, scores: Scores) -> dict[str, float]:
+        """advantage/* and kl/* over trained tokens of valid rollouts; counts of rollouts and groups that gave nothing."""
+        objective = self._tools.objective
         mask = trained_mask(rows) & found.valid[:, None]
         means = averages(measure({"mean": found.advantages, "square": found.advantages.square()}, mask))
         ids = rollout_ids(rows)
         usable = {ids[i]: i for i, row in enumerate(rows) if row.total_reward is not None and row.loss_mask.any()}
         shrunk = {rows[i].group_id for i in usable.values() if not found.valid[i]}
         metrics = {"rollouts/unused": float(len(set(ids)) - len({ids[i] for i in range(len(rows)) if found.valid[i]}))}
-        if find_estimator(self._tools.objective.advantage).grouped:
+        if objective.estimator.grouped:
             metrics["groups/shrunk"] = float(len(shrunk))
         if means:
             metrics["advantage/mean"] = means["mean"]
             metrics["advantage/std"] = max(0.0, means["square"] - means["mean"] ** 2) ** 0.5
+        return metrics | objective.divergences(scores, mask)
+
+    def _state_metrics(self) -> dict[str, float]:
+        """Where the trainer stands after a batch."""
+        last = self._counters.updates - 1
+        metrics = {"policy/lr": self._rate(last), "policy/bad_steps": float(self._counters.bad_steps)}
+        if self._critic is not None:
+            metrics["critic/lr"] = self._critic.rate(last)
+        if self._config.algo.kl.coef:
+            metrics["kl/coef"] = self._kl.coef
+        if self._tools.device.type == "cuda":
+            metrics["memory/gpu"] = float(torch.cuda.max_memory_allocated())
         return metrics
+
+    def _steer_kl(self, rows: Sequence[Row], metrics: dict[str, float]) -> None:
+        """The coefficient of the next batch, from the KL of this one; one that was not measured steers nothing."""
+        if "kl/ref" in metrics and math.isfinite(metrics["kl/ref"]):
+            self._kl.update(metrics["kl/ref"], len(set(rollout_ids(rows))))
 
     # ------------------------------------------------------------------ weights and state
 
@@ -195,16 +229,23 @@ class PolicyTrainer:
         self._publisher.release()
 
     def save(self, folder: Path) -> None:
-        """Weights, their average, optimizer, random state and counters into an existing folder."""
+        """Weights, their average, optimizers, random state, KL coefficient and counters into an existing folder."""
+        self._counters.kl_coef = self._kl.coef
         save_state(self._tools.backend, self._counters, self._about, folder)
         if self._average is not None:
             self._average.save(folder / TAG)
+        if self._critic is not None:
+            self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
         """The state that `save` wrote with as many ranks. Raises DataError when the folder holds another."""
         self._counters = load_state(self._tools.backend, self._about, folder)
         if self._average is not None:
             self._average.load(folder / TAG)
+        if self._critic is not None:
+            self._critic.load(folder)
+        if self._counters.kl_coef is not None and self._config.algo.kl.target is not None:
+            self._kl.coef = self._counters.kl_coef
 
     def export(self, folder: Path) -> None:
         """A Hugging Face folder of the weights, averaged ones where an average is kept: weights, configuration, tokenizer,
@@ -226,13 +267,21 @@ class PolicyTrainer:
     def close(self) -> None:
         """Free shared memory and leave the process group."""
         self._publisher.release()
+        if self._critic is not None:
+            self._critic.close()
         self._tools.backend.close()
 
 
-def _dtype(config: Config, device: torch.device) -> torch.dtype:
-    if config.model.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+def _backend(reader: Reader, config: Config, objective: Objective, lr: float) -> Backend:
+    scorer = TokenScorer(reader.policy, config.rollout.temperature, entropy_grad=objective.entropy_coef != 0)
+    return Backend(
+        scorer,
+        make_optimizer(scorer, config.optim, lr),
+        stage=config.parallel.zero_stage,
+        max_norm=config.optim.max_norm,
+        dtype=compute_dtype(config, reader.device),
+        offload=Offload.of(config.parallel),
+    )
 
 
 def _about(config: Config, model_path: str, dtype: torch.dtype, stage: int) -> About:
@@ -248,21 +297,3 @@ def _about(config: Config, model_path: str, dtype: torch.dtype, stage: int) -> A
 def _average(config: Config, backend: Backend) -> WeightAverage | None:
     module = backend.engine.module
     return WeightAverage(module, config.optim.ema, sharded=backend.stage == 3) if config.optim.ema else None
-
-
-def _pictures(policy: Policy, config: Config, model_path: str, image_dir: str) -> PixelCache | None:
-    if not policy.vision:
-        return None
-    return load_pictures(model_path, ImageStore(image_dir), trust_remote_code=config.model.trust_remote_code)
-
-
-def _backend(policy: Policy, config: Config, objective: Objective, lr: float, dtype: torch.dtype) -> Backend:
-    scorer = TokenScorer(policy, config.rollout.temperature, entropy_grad=objective.entropy_coef != 0)
-    return Backend(
-        scorer,
-        make_optimizer(scorer, config.optim, lr),
-        stage=config.parallel.zero_stage,
-        max_norm=config.optim.max_norm,
-        dtype=dtype,
-        offload=Offload(config.parallel.offload_optimizer, config.parallel.offload_params),
-    )

@@ -38,3 +38,8 @@ def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
 def overlong_mask(mask: Tensor, truncated: Tensor) -> Tensor:
     """The loss mask bool[B, T] without the rows of truncated rollouts (bool[B]): out of numerator and denominator."""
     return mask.bool() & ~truncated.bool()[:, None]
+
+
+def stale_mask(mask: Tensor, versions: Tensor, oldest: int) -> Tensor:
+    """The loss mask bool[B, T] without the tokens sampled by weights older than version `oldest`; versions int[B, T]."""
+    return mask.bool() & (versions >= oldest)

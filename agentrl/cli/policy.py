@@ -33,6 +33,14 @@ def choose_model(config: Config, uses_images: bool, gpus: float, progress: Progr
     return tiny_policy(kind, progress)
 
 
+def check_other_models(config: Config) -> None:
+    """The models beside the policy are there (fetched, where they are hub ids). Raises ConfigError."""
+    named = {"--critic.path": config.critic.path, "--ref.path": config.ref.path, "--teacher.path": config.teacher.path}
+    for flag, path in named.items():
+        if path is not None:
+            resolve_model(path, flag)
+
+
 def tiny_policy(kind: str, progress: ProgressMode = "auto") -> str:
     """The cached tiny policy's folder, made first when it is missing."""
     from agentrl.trainers.tiny import cached_tiny, tiny_path

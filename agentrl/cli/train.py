@@ -26,7 +26,7 @@ from ..report.run_folder import RunFolder
 from ..training_run import RunParts, StartTrainer, train_run
 from .console import out
 from .exits import DONE, INTERRUPTED
-from .policy import choose_model
+from .policy import check_other_models, choose_model
 from .signals import terminable, until_signal
 
 DESCRIPTION = "Train a policy on an environment. Every option has a section; the short forms are shown first."
@@ -75,10 +75,21 @@ def algorithm_facts(config: Config) -> AlgorithmFacts:
     try:
         preset = algorithm(algo.name)
         estimator = find_estimator(algo.advantage or preset.advantage)
-        check_trust(algo.level or preset.level, algo.trust or preset.trust, algo.clip or preset.clip, None)
+        trust = algo.trust or preset.trust
+        check_trust(algo.level or preset.level, trust, algo.clip or preset.clip, None)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return AlgorithmFacts(config.algo.name, estimator.grouped, estimator.critic, preset.filter_groups)
+    return AlgorithmFacts(
+        config.algo.name,
+        estimator.grouped,
+        estimator.critic,
+        preset.filter_groups,
+        preset.overlong_penalty,
+        estimator.by_turn,
+        estimator.discounted,
+        estimator.teacher,
+        trust,
+    )
 
 
 def _preflight(config: Config, session: ExitStack) -> tuple[Ready, float]:
@@ -92,6 +103,7 @@ def _preflight(config: Config, session: ExitStack) -> tuple[Ready, float]:
         session.enter_context(connected(config))
         session.enter_context(terminable())
         gpus = check_gpus(config)
+        check_other_models(config)
         return choose_model(config, facts.images > 0, gpus)
 
     return asyncio.run(preflight(config, model)), gpus

@@ -5,6 +5,7 @@ Every message names the flags. Raises ConfigError.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,19 +20,28 @@ TRAINING_ENGINES = ("vllm", "scripted")
 @dataclass(frozen=True)
 class AlgorithmFacts:
     """What the checks need to know of an algorithm: `grouped` = its baseline is made from the other members of a group,
-    `critic` = it trains a value function, `filters` = its preset drops groups without signal.
+    `critic` = it trains a value function, `filters`, `penalizes` = its preset drops groups without signal, lowers the rewards
+    of overlong rollouts; `by_turn` = it takes a reward for each turn; `discounted` = it reads gamma; `teacher` = it learns
+    from a teacher, not from rewards; `trust` = how the trust region acts, `--algo.trust` in place.
     """
 
     name: str
     grouped: bool
     critic: bool
     filters: bool
+    penalizes: bool = False
+    by_turn: bool = True
+    discounted: bool = True
+    teacher: bool = False
+    trust: str = "clip"
 
 
 def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     """Everything that needs no model and no cluster."""
     _check_sampling(config)
     _check_algorithm(config, algorithm)
+    _check_rewards(config, algorithm)
+    _check_models(config, algorithm)
     _check_off_policy(config)
     _check_batch(config)
     _check_unused(config, algorithm)
@@ -60,8 +70,6 @@ def _check_sampling(config: Config) -> None:
 
 def _check_algorithm(config: Config, algorithm: AlgorithmFacts) -> None:
     n = config.rollout.n_samples
-    if algorithm.critic:
-        raise ConfigError(f"--algo {algorithm.name} trains a critic, which this version does not have yet.")
     if algorithm.grouped and n < 2:
         raise ConfigError(
             f"--algo {algorithm.name} compares the members of a group: --rollout.n-samples {n} must be at least 2."
@@ -69,7 +77,7 @@ def _check_algorithm(config: Config, algorithm: AlgorithmFacts) -> None:
     if filters_groups(config.algo, algorithm) and n < 2:
         raise ConfigError(f"the group filter needs --rollout.n-samples of at least 2, not {n}.")
     low, high = config.algo.clip or (0.0, 0.0)
-    most = 1.0 if _is_cispo(config.algo) else 0.999999
+    most = 0.999999 if algorithm.trust == "clip" else 1.0
     if not (0 <= low <= most and high >= 0):
         raise ConfigError(f"--algo.clip {low:g} {high:g}: low must be in [0, 1), of cispo in [0, 1]; high at least 0.")
     if config.algo.dual_clip is not None and config.algo.dual_clip <= 1:
@@ -79,8 +87,38 @@ def _check_algorithm(config: Config, algorithm: AlgorithmFacts) -> None:
         raise ConfigError(f"--algo.correction-range {low:g} {high:g}: it wants 0 <= low <= high.")
 
 
-def _is_cispo(algo: AlgoSection) -> bool:
-    return (algo.trust or algo.name) == "cispo"
+def _check_rewards(config: Config, algorithm: AlgorithmFacts) -> None:
+    algo, rollout = config.algo, config.rollout
+    low, high = algo.reward_clip or (0.0, 0.0)
+    if low > high:
+        raise ConfigError(f"--algo.reward-clip {low:g} {high:g}: it wants low <= high.")
+    if algo.credit == "turn" and not algorithm.by_turn:
+        raise ConfigError(f"--algo.credit turn: --algo {algorithm.name} compares whole rollouts, by their outcome.")
+    limit = rollout.max_total_tokens or rollout.max_turns * rollout.max_new_tokens
+    if algo.overlong.buffer is not None and algo.overlong.buffer > limit:
+        raise ConfigError(
+            f"--algo.overlong.buffer {algo.overlong.buffer} is more than the {limit} tokens an episode may sample "
+            "(--rollout.max-total-tokens)."
+        )
+
+
+def _check_models(config: Config, algorithm: AlgorithmFacts) -> None:
+    """The models beside the policy: reference, teacher, critic."""
+    kl, steps, warmup = config.algo.kl, config.train.steps, config.critic.warmup_steps
+    right = {"reward": "k1", "loss": "k2"}[kl.where]
+    if kl.kind not in (None, right):
+        raise ConfigError(
+            f"--algo.kl.kind {kl.kind} with --algo.kl.where {kl.where}: in the reward the estimate is k1, which is unbiased; "
+            "in the loss k2, the only one whose gradient is that of the reverse KL."
+        )
+    if algorithm.teacher and config.teacher.path is None:
+        raise ConfigError(f"--algo {algorithm.name} learns from a teacher: name its model with --teacher.path.")
+    if algorithm.teacher and kl.coef and kl.where == "reward":
+        raise ConfigError(f"--algo {algorithm.name} has the teacher's KL in the reward: use --algo.kl.where loss.")
+    if algorithm.critic and steps is not None and warmup >= steps:
+        raise ConfigError(
+            f"--critic.warmup-steps {warmup} of --train.steps {steps}: no batch is left to train the policy."
+        )
 
 
 def filters_groups(algo: AlgoSection, algorithm: AlgorithmFacts) -> bool:
@@ -126,38 +164,47 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
     algo, optim = config.algo, config.optim
     synchronous = config.train.max_staleness == 0 or algo.old_logp == "rollout"
     corrected = not synchronous if algo.correction == "auto" else algo.correction != "none"
+    penalized = algorithm.penalizes if algo.overlong.penalty is None else algo.overlong.penalty
     unread = {
-        ("algo", ("dual_clip",), "with cispo"): _is_cispo(algo),
+        ("algo", ("dual_clip",), f"with {algorithm.trust}"): algorithm.trust != "clip",
         ("algo", ("correction_level", "correction_range"), "without an off-policy correction"): not corrected,
+        ("algo", ("lam", "bootstrap_truncated"), "without a critic"): not algorithm.critic,
+        ("algo", ("gamma",), f"by --algo {algorithm.name}"): not algorithm.discounted,
+        ("algo", ("reward_clip", "stop_properly", "credit"), "where a teacher judges"): algorithm.teacher,
+        ("algo.overlong", ("penalty",), "where a teacher judges"): algorithm.teacher,
+        ("algo.overlong", ("buffer", "factor"), "without --algo.overlong.penalty True"): not penalized,
         ("algo.filter", ("range", "max_rounds"), "without --algo.filter.enable True"): not filters_groups(
             algo, algorithm
         ),
+        ("algo.kl", ("where", "kind", "target", "horizon"), "without --algo.kl.coef"): not algo.kl.coef,
+        ("algo.kl", ("horizon",), "without --algo.kl.target"): algo.kl.target is None,
         ("optim", ("betas", "eps"), "with --optim.name sgd"): optim.name == "sgd",
         (
             "eval",
             tuple(name for name in config.eval.changed() if name != "enable"),
             "with --eval.no-enable",
         ): not config.eval.enable,
-    }
-    given = {
-        "algo": algo.changed(),
-        "algo.filter": algo.filter.changed(),
-        "optim": optim.changed(),
-        "eval": config.eval.changed(),
+        ("critic", tuple(type(config.critic).model_fields), f"by --algo {algorithm.name}"): not algorithm.critic,
+        ("ref", ("path", "offload"), "without --algo.kl.coef"): not algo.kl.coef,
+        ("teacher", ("path", "offload"), f"by --algo {algorithm.name}"): not algorithm.teacher,
+        ("rollout", ("mask_stale_tokens",), "with --train.max-staleness 0"): config.train.max_staleness == 0,
     }
     for (section, names, why), holds in unread.items():
+        given = operator.attrgetter(section)(config).changed() if holds else []
         for name in names:
-            if holds and name in given[section]:
+            if name in given:
                 raise ConfigError(f"--{section}.{name.replace('_', '-')} is not used {why}.")
 
 
 def _check_lora(config: Config) -> None:
     lora = config.lora
-    unread = ("rank", "alpha", "targets") if lora.path is not None else ("alpha", "dropout", "targets")
+    unread = ("rank", "alpha", "dropout", "targets") if lora.path is not None else ("alpha", "dropout", "targets")
     why = "with --lora.path, whose adapter brings its own" if lora.path is not None else "without --lora.rank"
     for name in unread:
         if name in lora.changed() and (lora.path is not None or not lora.enabled):
             raise ConfigError(f"--lora.{name} is not used {why}.")
+    if lora.rank and config.ref.path is None and config.ref.offload:
+        raise ConfigError("--ref.offload is not used with --lora.rank: the reference is the policy with adapters off.")
 
 
 def _check_sharding(config: Config) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 from .how import (
     AlgoSection,
     CkptSection,
+    CriticSection,
     EngineSection,
     EvalSection,
     LoraSection,
     OptimSection,
     ParallelSection,
+    RefSection,
     RolloutSection,
+    TeacherSection,
     TrainSection,
     WatchdogSection,
 )
@@ -31,6 +34,9 @@ class Config(Section):
     engine: EngineSection = EngineSection()
     algo: AlgoSection = AlgoSection()
     optim: OptimSection = OptimSection()
+    critic: CriticSection = CriticSection()
+    ref: RefSection = RefSection()
+    teacher: TeacherSection = TeacherSection()
     train: TrainSection = TrainSection()
     parallel: ParallelSection = ParallelSection()
     lora: LoraSection = LoraSection()

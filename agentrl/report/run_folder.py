@@ -55,6 +55,10 @@ class RunFolder:
     def rollouts(self, step: int) -> Path:
         return self.path / "rollouts" / f"step_{step:06d}.jsonl"
 
+    def bad_rows(self, step: int) -> Path:
+        """Rows of updates that were skipped for a number that is not finite."""
+        return self.path / "bad_rows" / f"step_{step:06d}.jsonl"
+
     def add_metrics(self, record: dict[str, Any]) -> None:
         _append(self.metrics, [record])
 

@@ -176,6 +176,7 @@ class Dispatcher:
             self.wanted,
             self._exhausted(),
             self._draining,
+            self.config.rollout.mask_stale_tokens,
         )
 
     def _exhausted(self) -> bool:

@@ -23,7 +23,8 @@ class GroupState:
 @dataclass(frozen=True)
 class RolloutState:
     """All that the decisions look at. `groups` are in order of dispatch; `training` counts groups of the batch being trained;
-    `wanted` = groups the run still has to train, those included (None = no end).
+    `wanted` = groups the run still has to train, those included (None = no end). `masked` = the trainer leaves out tokens
+    that are too old, so no batch is held back for them.
     """
 
     version: int
@@ -34,6 +35,7 @@ class RolloutState:
     wanted: int | None = None
     exhausted: bool = False
     draining: bool = False
+    masked: bool = False
 
     @property
     def places(self) -> int:
@@ -59,6 +61,8 @@ def close_batch(state: RolloutState) -> list[int] | None:
         last = state.exhausted and len(finished) == len(state.groups)
         return [group.draw for group in finished] if last and finished else None
     batch = {group.draw for group in finished[: state.batch_groups]}
+    if state.masked:
+        return sorted(batch)
     left = [state.version - group.version for group in state.groups if group.draw not in batch]
     for j in range(state.max_staleness + 1):
         if sum(age >= state.max_staleness - j for age in left) > j * state.batch_groups:

@@ -13,9 +13,13 @@ from agentrl.config.checks import AlgorithmFacts, check_training
 ENV: dict[str, Any] = {"env": {"name": "screenshot_math"}}
 
 
-def check(*, grouped: bool = False, filters: bool = False, critic: bool = False, **sections: Any) -> None:
+def check(*, grouped: bool = False, filters: bool = False, values: bool = False, **sections: Any) -> None:
+    """Sections of the configuration, and facts of the algorithm under their names."""
+    facts = {name: sections.pop(name) for name in ("penalizes", "by_turn", "discounted", "teaches") if name in sections}
+    facts |= {"teacher": facts.pop("teaches")} if "teaches" in facts else {}
     config = Config.model_validate(ENV | sections)
-    check_training(config, AlgorithmFacts(config.algo.name, grouped, critic, filters))
+    facts["trust"] = config.algo.trust or ("cispo" if config.algo.name == "cispo" else "clip")
+    check_training(config, AlgorithmFacts(config.algo.name, grouped, values, filters, **facts))
 
 
 def test_the_defaults_pass() -> None:
@@ -30,7 +34,6 @@ def test_the_defaults_pass() -> None:
         ({"rollout": {"top_k": 5}}, "rollout.top-k 5"),
         ({"rollout": {"n_samples": 1}, "grouped": True}, "n-samples 1 must be at least 2"),
         ({"rollout": {"n_samples": 1}, "filters": True}, "group filter"),
-        ({"algo": {"name": "ppo"}, "critic": True}, "critic"),
         ({"algo": {"clip": (1.0, 0.2)}}, "algo.clip"),
         ({"algo": {"dual_clip": 1.0}}, "algo.dual-clip 1"),
         ({"algo": {"correction_range": (3.0, 2.0)}}, "algo.correction-range 3 2"),
@@ -52,10 +55,36 @@ def test_the_defaults_pass() -> None:
         ({"eval": {"enable": False, "n": 4}}, "eval.n is not used with --eval.no-enable"),
         ({"lora": {"alpha": 8}}, "lora.alpha is not used without --lora.rank"),
         ({"lora": {"path": "adapter", "rank": 8}}, "lora.rank is not used with --lora.path"),
+        (
+            {"lora": {"rank": 8}, "ref": {"offload": True}, "algo": {"kl": {"coef": 0.1}}},
+            "ref.offload is not used with --lora.rank",
+        ),
         ({"optim": {"name": "muon"}, "parallel": {"zero_stage": 2}}, "optim.name muon.*--parallel.zero-stage 2"),
         ({"optim": {"name": "muon"}, "model": {"dtype": "bfloat16"}}, "optim.name muon.*--model.dtype bfloat16"),
         ({"parallel": {"offload_optimizer": True}}, "parallel.offload-optimizer needs --parallel.zero-stage 1"),
         ({"parallel": {"offload_params": True, "zero_stage": 2}}, "parallel.offload-params needs .* 3, not 2"),
+        ({"algo": {"lam": 0.9}}, "algo.lam is not used without a critic"),
+        ({"algo": {"bootstrap_truncated": True}}, "algo.bootstrap-truncated is not used without a critic"),
+        ({"algo": {"gamma": 0.9}, "discounted": False}, "algo.gamma is not used"),
+        ({"algo": {"credit": "turn"}, "by_turn": False}, "algo.credit turn"),
+        ({"algo": {"reward_clip": (1.0, 0.0)}}, "algo.reward-clip 1 0"),
+        ({"algo": {"overlong": {"factor": 2.0}}}, "algo.overlong.factor is not used"),
+        (
+            {"algo": {"overlong": {"penalty": False, "buffer": 9}}, "penalizes": True},
+            "algo.overlong.buffer is not used",
+        ),
+        ({"algo": {"overlong": {"penalty": True, "buffer": 5000}}}, "algo.overlong.buffer 5000 is more than the 4096"),
+        ({"algo": {"kl": {"where": "loss"}}}, "algo.kl.where is not used without --algo.kl.coef"),
+        ({"algo": {"kl": {"coef": 0.1, "horizon": 5.0}}}, "algo.kl.horizon is not used without --algo.kl.target"),
+        ({"algo": {"kl": {"coef": 0.1, "kind": "k3"}}}, "algo.kl.kind k3 with --algo.kl.where reward"),
+        ({"algo": {"kl": {"coef": 0.1, "where": "loss", "kind": "k1"}}}, "algo.kl.kind k1 with --algo.kl.where loss"),
+        ({"ref": {"offload": True}}, "ref.offload is not used without --algo.kl.coef"),
+        ({"teacher": {"path": "t"}}, "teacher.path is not used"),
+        ({"teaches": True}, "name its model with --teacher.path"),
+        ({"teaches": True, "teacher": {"path": "t"}, "algo": {"kl": {"coef": 0.1}}}, "use --algo.kl.where loss"),
+        ({"teaches": True, "teacher": {"path": "t"}, "algo": {"stop_properly": 0.5}}, "algo.stop-properly is not used"),
+        ({"critic": {"value_clip": 0.1}}, "critic.value-clip is not used"),
+        ({"rollout": {"mask_stale_tokens": True}, "train": {"max_staleness": 0}}, "mask-stale-tokens is not used"),
     ],
 )
 def test_what_cannot_be_is_refused_and_named(sections: dict[str, Any], said: str) -> None:
@@ -69,3 +98,13 @@ def test_options_that_are_used_pass() -> None:
     check(algo={"name": "cispo", "clip": (1.0, 0.3)}, grouped=True)
     check(lora={"rank": 8, "alpha": 8, "targets": "all-linear"})
     check(parallel={"offload_optimizer": True, "offload_params": True, "zero_stage": 3})
+    check(algo={"kl": {"coef": 0.1, "target": 6.0, "horizon": 100.0, "kind": "k1"}}, ref={"path": "r", "offload": True})
+    check(algo={"kl": {"coef": 0.1, "where": "loss", "kind": "k2"}}, teaches=True, teacher={"path": "t"})
+    check(algo={"overlong": {"buffer": 10, "mask": True}}, penalizes=True)
+
+
+def test_a_critic_has_options_and_leaves_steps_for_the_policy() -> None:
+    critic = {"path": "c", "value_clip": 0.1, "warmup_steps": 2}
+    check(values=True, critic=critic, algo={"lam": 0.9, "bootstrap_truncated": True}, train={"steps": 3})
+    with pytest.raises(ConfigError, match=r"critic.warmup-steps 2 of --train.steps 2"):
+        check(values=True, critic=critic, train={"steps": 2})

@@ -99,6 +99,12 @@ def test_a_batch_waits_for_the_group_that_would_be_too_old_in_the_next() -> None
     assert close_batch(RolloutState(1, 2, 1, [GroupState(0, 0, True), old[1], *new], 0)) == [0, 1]
 
 
+def test_nothing_is_waited_for_where_tokens_that_are_too_old_are_masked() -> None:
+    groups = [GroupState(0, 0, False), GroupState(1, 0, True), GroupState(2, 1, True)]
+    assert close_batch(RolloutState(1, 2, 1, groups, 0)) is None
+    assert close_batch(RolloutState(1, 2, 1, groups, 0, masked=True)) == [1, 2]
+
+
 def test_wanted_bounds_what_is_started_at_the_end_of_a_run() -> None:
     groups = [GroupState(0, 0, False), GroupState(1, 0, False)]
     assert not may_dispatch(RolloutState(0, 2, 1, groups, 0, wanted=2))

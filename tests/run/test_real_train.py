@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
+EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -86,7 +87,9 @@ def test_tools_with_grpo_and_one_version_of_lag(tmp_path: Path) -> None:
 
 
 def test_what_is_trained_is_what_the_engine_sampled(tmp_path: Path) -> None:
-    """The scripted engine in the whole machinery: every trained row is spelled by the script."""
+    """The scripted engine in the whole machinery, PPO with a KL and a loss from a file: every trained row is spelled by the
+    script.
+    """
     script = tmp_path / "script.py"
     script.write_text(
         "from agentrl import Reply\n"
@@ -97,7 +100,10 @@ def test_what_is_trained_is_what_the_engine_sampled(tmp_path: Path) -> None:
     )
     options = ["--env", "screenshot_math", "--engine", "scripted", "--engine.script", f"{script}:reply"]
     sizes = ["--train.batch-groups", "2", "--rollout.n-samples", "2", "--train.steps", "2", "--eval.no-enable"]
-    train(tmp_path, *options, *sizes, "--run.seed", "5")
+    algorithm = ["--algo", "ppo", "--algo.kl.coef", "0.01", "--algo.trust", f"{EXAMPLES / 'custom_loss.py'}:soft"]
+    records = train(tmp_path, *options, *sizes, *algorithm, "--run.seed", "5")
+    assert all({"critic/loss", "kl/ref", "kl/coef"} <= record.keys() for record in records)
+    assert all((folder / "critic").is_dir() for folder in (tmp_path / "run" / "checkpoints").glob("step_*"))
     from agentrl.seeds import derive, sampling_seed
 
     for line in rollouts(tmp_path):

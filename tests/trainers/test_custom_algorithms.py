@@ -104,9 +104,10 @@ def test_the_command_line_knows_what_the_file_asks_for() -> None:
         ({"name": ADVANTAGE + "s"}, "defines no 'discounted_baselines'. Did you mean discounted_baseline"),
         ({"name": f"{EXAMPLES / 'custom_loss.py'}:soft"}, "neither decorated with @register_advantage nor a Preset"),
         ({"trust": ADVANTAGE}, "no trust region named"),
+        ({"name": SAPO, "dual_clip": 3.0}, "--algo.dual-clip is not used with soft"),
     ],
 )
-def test_what_is_not_there_is_refused_with_the_nearest(algo: dict[str, Any], said: str) -> None:
+def test_what_is_not_there_or_not_used_is_refused(algo: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         checked(**algo)
 
@@ -116,6 +117,16 @@ def test_a_composition_that_cannot_be_is_refused_before_anything_starts(tmp_path
     file.write_text("from agentrl.trainers import Preset\nBAD = Preset('bad', 'grpo', clip=(1.5, 0.2))\n")
     with pytest.raises(ConfigError, match=r"clip \(1.5, 0.2\)"):
         checked(name=f"{file}:BAD")
+
+
+def test_the_bounds_of_a_clip_are_those_of_the_trust_region_of_the_composition(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from agentrl.trainers import Preset\nMINE = Preset('mine', 'reinforce', trust='cispo', clip=(1, 1))\n"
+    )
+    checked(name=f"{file}:MINE", clip=(1.0, 0.3))
+    with pytest.raises(ConfigError, match=r"clip \(1.0, 0.3\)"):
+        checked(name=f"{file}:MINE", clip=(1.0, 0.3), trust="clip")
 
 
 def test_an_objective_that_does_not_scale_with_the_advantage_is_refused() -> None:

@@ -116,7 +116,7 @@ def test_the_vision_half_is_trained_or_frozen_whatever_the_cut(
             kind, model={"freeze_vision": frozen}, optim={"lr": 0.01}, train={"micro_batch_tokens": budget}
         )
         before = weights(trainer)
-        trainer.train(mixed_rows(store, trainer._tools.pictures), 0)
+        trainer.train(mixed_rows(store, trainer._tools.reader.pictures), 0)
         runs.append(weights(trainer))
     moved = {name for name, tensor in runs[0].items() if not torch.equal(tensor, before[name])}
     seeing = {name for name in moved if ".language_model." not in name and "lm_head" not in name}

@@ -89,6 +89,23 @@ def test_publishing_and_looking_at_the_base_model_leave_training_as_it_was(make_
         pass
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("where", ["reward", "loss"])
+def test_the_reference_is_the_model_with_adapters_off(make_trainer: Make, models: Path, stage: int, where: str) -> None:
+    """The same run with a copy of the model as its reference, which is loaded by its path."""
+    runs, reports = [], []
+    kl = {"coef": 0.3, "where": where}
+    for ref in ({}, {"path": str(models / "untied")}):
+        trainer = make_trainer(
+            "untied", algo={"name": "grpo", "kl": kl}, ref=ref, parallel={"zero_stage": stage}, **LORA
+        )
+        reports.append([trainer.train(make_rows(), step).metrics for step in range(3)])
+        runs.append(published(trainer))
+    assert reports[0][2]["kl/ref"] > 1e-4
+    assert reports[0][2]["kl/ref"] == pytest.approx(reports[1][2]["kl/ref"], rel=1e-4)
+    assert distance(*runs) < 1e-6
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_checkpoint_holds_the_adapters_alone(make_trainer: Make, tmp_path: Path, stage: int) -> None:
     sections = {**LORA, "parallel": {"zero_stage": stage}, "optim": {"name": "adamw", "lr": 1e-2}}

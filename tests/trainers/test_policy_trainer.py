@@ -9,7 +9,7 @@ import pytest
 import torch
 from agentrl.trainers.policy_trainer import DivergenceError
 
-from agentrl import ConfigError, Image, Row
+from agentrl import Image, Row
 from agentrl.image_store import ImageStore
 
 from .rollouts import distance, make_row, make_rows, published, weights
@@ -231,11 +231,6 @@ def test_the_overlong_penalty_of_dapo_lowers_long_rollouts(make_trainer: Make) -
     report = make_trainer(algo={"name": "dapo"}, rollout={"max_total_tokens": 20}).train(rows, 0)
     first, second = report.advantages[0], report.advantages[1]
     assert first[-4:].min() > 0 > second[-20:].max()
-
-
-def test_algorithms_with_a_critic_are_refused(make_trainer: Make) -> None:
-    with pytest.raises(ConfigError, match="critic"):
-        make_trainer(algo={"name": "ppo"})
 
 
 def test_rows_with_pictures_train_a_vision_model(make_trainer: Make, tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Rows through a model: packed the way this model reads them, its outputs cut by row again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import Config, LoraSection
+from ..errors import ConfigError
+from ..image_store import ImageStore
+from ..trajectory import Row
+from .models import Policy, load_policy
+from .packing import split_packs
+from .picture_check import check_pictures
+from .pixels import PixelCache, load_pictures
+
+Module = Callable[..., tuple[Tensor, ...]]
+"""Packs in; one or several outputs, each with one value for each trained token of the packs."""
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a model is fed. `pictures` is None for a text model; `always_look` as in `split_packs`."""
+
+    policy: Policy
+    pictures: PixelCache | None
+    device: torch.device
+    always_look: bool = False
+
+    def __call__(self, module: Module, rows: Sequence[Row]) -> tuple[list[Tensor], ...]:
+        """Each output of the module as one tensor a row, over the row's trained tokens."""
+        packs = split_packs(rows, self.policy, self.pictures, always_look=self.always_look)
+        outputs = module([pack.to(self.device) for pack in packs])
+        counts = [count for pack in packs for count in pack.counts]
+        return tuple(list(output.split(counts))[: len(rows)] for output in outputs)
+
+    def with_model(self, model: Any) -> Reader:
+        """The same for a part of the model."""
+        return replace(self, policy=replace(self.policy, model=model))
+
+
+def open_model(
+    config: Config,
+    path: str,
+    image_dir: str,
+    *,
+    trained: bool,
+    device: torch.device,
+    ranks: int = 1,
+    lora: LoraSection | None = None,
+) -> Reader:
+    """Load a model and what it needs to read rows, see how it does, and give it adapters. Raises DataError or ConfigError."""
+    policy = load_policy(
+        path,
+        dtype=compute_dtype(config, device),
+        device=device,
+        trust_remote_code=config.model.trust_remote_code,
+        gradient_checkpointing=trained and config.train.gradient_checkpointing,
+        lora=lora,
+        freeze_vision=trained and config.model.freeze_vision,
+    )
+    pictures = None
+    if policy.vision:
+        pictures = load_pictures(path, ImageStore(image_dir), trust_remote_code=config.model.trust_remote_code)
+    policy = check_pictures(policy, pictures)
+    return Reader(policy, pictures, device, always_look=trained and policy.vision and ranks > 1)
+
+
+def check_vocabulary(config: Config, path: str, model_path: str, flag: str) -> None:
+    """Raises ConfigError when the tokens of another model are not the policy's."""
+    if path != model_path and _vocabulary(path, config) != _vocabulary(model_path, config):
+        raise ConfigError(f"{flag} {path} has another vocabulary than the policy: its tokens mean other things.")
+
+
+def _vocabulary(path: str, config: Config) -> dict[str, int]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    vocabulary: dict[str, int] = tokenizer.get_vocab()
+    return vocabulary
+
+
+def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
+    """The type of weights and activations."""
+    if config.model.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
