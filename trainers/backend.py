@@ -13,6 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ..config import ParallelSection
+from ..errors import ConfigError
+from .muon import MuonWithAdamW
+
 T = TypeVar("T")
 
 
@@ -38,6 +42,19 @@ def join(place: Place, device: torch.device) -> None:
     )
 
 
+@dataclass(frozen=True)
+class Offload:
+    """What is kept in CPU memory: `optimizer` = its state and the float32 masters, `params` = weights that are not in use."""
+
+    optimizer: bool = False
+    params: bool = False
+
+    @classmethod
+    def of(cls, parallel: ParallelSection) -> Offload:
+        """As a run is told."""
+        return cls(parallel.offload_optimizer, parallel.offload_params)
+
+
 class Backend:
     """A module under DeepSpeed. Exactly one optimizer step for each `backward(…, last=True)` followed by `step`.
 
@@ -45,16 +62,27 @@ class Backend:
     keeps float32 master weights and sums gradients in float32.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Any, *, stage: int, max_norm: float, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Any,
+        *,
+        stage: int,
+        max_norm: float,
+        dtype: torch.dtype,
+        offload: Offload = Offload(),
+    ) -> None:
         import deepspeed
 
         os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed reads it; a rank sees only its own device
         deepspeed.ops.__compatible_ops__ = {}  # else its gloo backend compiles a kernel for 95 s; torch's operators do
         low = dtype == torch.bfloat16
         self.stage = max(stage, 1) if low else stage
+        if self.stage and isinstance(optimizer, MuonWithAdamW):
+            raise ConfigError("--optim.name muon works on whole matrices: use --model.dtype float32, or adamw.")
         self._max_norm = max_norm
         self.engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=_settings(self.stage, max_norm, low)
+            model=module, optimizer=optimizer, config=_settings(self.stage, max_norm, low, offload)
         )
 
     def __call__(self, *inputs: Any) -> Any:
@@ -90,11 +118,12 @@ class Backend:
         yield from self.engine.module.parameters()
 
     @contextmanager
-    def gathered(self, tensor: Tensor) -> Iterator[None]:
-        """A parameter whole on every rank, for reading. All ranks must enter together."""
+    def gathered(self, *tensors: Tensor) -> Iterator[None]:
+        """Parameters whole on every rank, for reading. All ranks must enter together."""
         import deepspeed
 
-        with deepspeed.zero.GatheredParameters([tensor], enabled=self.stage == 3 and isinstance(tensor, nn.Parameter)):
+        sharded = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter)]
+        with deepspeed.zero.GatheredParameters(sharded, enabled=self.stage == 3 and bool(sharded)):
             yield
 
     def close(self) -> None:
@@ -104,11 +133,16 @@ class Backend:
             dist.destroy_process_group()
 
 
-def _settings(stage: int, max_norm: float, low: bool) -> dict[str, Any]:
+def _settings(stage: int, max_norm: float, low: bool, offload: Offload) -> dict[str, Any]:
+    zero: dict[str, Any] = {"stage": stage}
+    if offload.optimizer:
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if offload.params:
+        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     settings: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "zero_optimization": {"stage": stage},
+        "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": max_norm if stage else 0.0,  # DeepSpeed's default is not 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +14,9 @@ from ..errors import ConfigError
 
 MicroBatch = tuple[int, ...]
 """Indices of rows that go through one forward and backward pass together, ascending; () = a step with nothing to do."""
+
+_MOST_TRIED = 32
+"""Bins looked at for one row before an even spread is given up: a bound on planning time for batches that barely fit."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +39,12 @@ def plan_updates(
     epochs: int = 1,
     ranks: int = 1,
     budget: int,
+    half_cost: float = math.inf,
 ) -> list[Update]:
     """updates * epochs updates of a batch, in order.
 
     Entry i of the sequences describes row i: its rollout, its tokens, whether anything in it is trained (other rows are
-    left out). Raises ConfigError when one row alone has more tokens than the budget of a micro-batch.
+    left out); half_cost as in `attention_cost`. Raises ConfigError when one row alone has more tokens than the budget of a micro-batch.
     """
     for length, used in zip(lengths, trained, strict=True):
         if used and length > budget:
@@ -48,7 +53,9 @@ def plan_updates(
                 "--rollout.max-len."
             )
     cut = cut_rollouts(rollouts, trained, updates)
-    planned = [Update(tuple(rows), micro_steps(rows, lengths, ranks=ranks, budget=budget)) for rows in cut]
+    planned = [
+        Update(tuple(rows), micro_steps(rows, lengths, ranks=ranks, budget=budget, half_cost=half_cost)) for rows in cut
+    ]
     return planned * epochs
 
 
@@ -64,15 +71,28 @@ def cut_rollouts(rollouts: Sequence[Hashable], trained: Sequence[bool], parts: i
 
 
 def micro_steps(
-    rows: Sequence[int], lengths: Sequence[int], *, ranks: int, budget: int
+    rows: Sequence[int], lengths: Sequence[int], *, ranks: int, budget: int, half_cost: float = math.inf
 ) -> tuple[tuple[MicroBatch, ...], ...]:
-    """Rows in as few steps as a first-fit packing needs, every micro-batch within the budget, tokens spread evenly."""
-    order = sorted(rows, key=lambda row: (-lengths[row], row))
+    """Rows in as few steps as a first-fit packing needs, every micro-batch within the budget, cost spread evenly.
+
+    Ranks wait for one another, so those of a step get micro-batches of like cost, and the dearer of them in turns.
+    """
+    costs = {row: attention_cost(lengths[row], half_cost) for row in rows}
+    order = sorted(rows, key=lambda row: (-costs[row], row))
     least = _first_fit(order, lengths, budget)
     count = -(-len(least) // ranks) * ranks
-    bins = _spread(order, lengths, count, budget) or least + [[] for _ in range(count - len(least))]
+    bins = _spread(order, lengths, costs, count, budget) or least + [[] for _ in range(count - len(least))]
+    bins.sort(key=lambda rows: -sum(costs[row] for row in rows))
     batches = [tuple(sorted(batch)) for batch in bins]
-    return tuple(tuple(batches[step : step + ranks]) for step in range(0, count, ranks))
+    steps = [batches[step : step + ranks] for step in range(0, count, ranks)]
+    return tuple(tuple(step if i % 2 == 0 else step[::-1]) for i, step in enumerate(steps))
+
+
+def attention_cost(length: int, half_cost: float) -> float:
+    """What a sequence costs, in tokens of a short one. At `half_cost` tokens attention, which is quadratic, takes as long
+    as all the rest, which is linear; infinity = attention costs nothing.
+    """
+    return length * (1.0 + length / half_cost)
 
 
 def _first_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -95,14 +115,22 @@ def _first_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> lis
     return bins
 
 
-def _spread(order: Sequence[int], lengths: Sequence[int], count: int, budget: int) -> list[list[int]] | None:
-    """Longest first, always into the emptiest of `count` bins; None when one overflows."""
+def _spread(
+    order: Sequence[int], lengths: Sequence[int], costs: Mapping[int, float], count: int, budget: int
+) -> list[list[int]] | None:
+    """Dearest first, always into the cheapest of `count` bins that has room; None when a row finds none soon."""
     bins: list[list[int]] = [[] for _ in range(count)]
-    filled = [(0, i) for i in range(count)]
+    room = [budget] * count
+    cheapest = [(0.0, i) for i in range(count)]
     for row in order:
-        tokens, i = heapq.heappop(filled)
-        if tokens + lengths[row] > budget:
+        tried: list[tuple[float, int]] = []
+        while cheapest and room[cheapest[0][1]] < lengths[row] and len(tried) < _MOST_TRIED:
+            tried.append(heapq.heappop(cheapest))
+        if not cheapest or len(tried) == _MOST_TRIED:
             return None
+        cost, i = heapq.heappop(cheapest)
         bins[i].append(row)
-        heapq.heappush(filled, (tokens + lengths[row], i))
+        room[i] -= lengths[row]
+        for entry in (*tried, (cost + costs[row], i)):
+            heapq.heappush(cheapest, entry)
     return bins

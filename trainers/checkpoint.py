@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,10 +12,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from ..config import LoraSection
 from ..errors import DataError
 from .backend import Backend
 
-_TAG = "trainer"
+TAG = "trainer"
+"""The checkpoint's folder of the trainer."""
+_ABOUT = "policy.json"
 
 
 @dataclass
@@ -29,19 +33,59 @@ class Counters:
     kl_coef: float | None = None
 
 
-def save_state(backend: Backend, counters: Counters, folder: Path) -> None:
-    """Write `folder/trainer`: weights, optimizer, counters, and each rank's random state. All ranks together."""
+@dataclass(frozen=True)
+class About:
+    """What a checkpoint was written of: enough to export it without the run. `lora` = LoraSection as a dict."""
+
+    model: str
+    trust_remote_code: bool
+    dtype: str
+    stage: int
+    lora: dict[str, Any]
+
+    @property
+    def adapted(self) -> bool:
+        """Whether only adapters are in the checkpoint."""
+        return LoraSection(**self.lora).enabled
+
+    @classmethod
+    def read(cls, folder: Path) -> About:
+        """Of the checkpoint in `folder`. Raises DataError when there is none."""
+        file = folder / TAG / _ABOUT
+        if not file.is_file():
+            raise DataError(f"{folder} holds no trainer state")
+        return cls(**json.loads(file.read_text()))
+
+
+def save_state(backend: Backend, counters: Counters, about: About, folder: Path) -> None:
+    """Write `folder/trainer`: weights (of adapters alone where there are any), optimizer, counters, and each rank's random
+    state. All ranks together.
+    """
     backend.engine.save_checkpoint(
-        str(folder), tag=_TAG, client_state={"counters": asdict(counters)}, save_latest=False
+        str(folder),
+        tag=TAG,
+        client_state={"counters": asdict(counters)},
+        save_latest=False,
+        exclude_frozen_parameters=about.adapted,
     )
     torch.save(_random_state(), _rank_file(folder))
+    if dist.get_rank() == 0:
+        (folder / TAG / _ABOUT).write_text(json.dumps(asdict(about)))
 
 
-def load_state(backend: Backend, folder: Path) -> Counters:
-    """Restore what `save_state` wrote. Raises DataError: nothing there, or written by another number of ranks."""
-    if not _rank_file(folder).is_file() or _rank_file(folder, dist.get_world_size()).is_file():
-        raise DataError(f"{folder} holds no trainer state of {dist.get_world_size()} rank(s)")
-    path, state = backend.engine.load_checkpoint(str(folder), tag=_TAG)
+def load_state(backend: Backend, about: About, folder: Path) -> Counters:
+    """Restore what `save_state` wrote. Raises DataError: nothing there, or written by another number of ranks, by another
+    ZeRO stage, or with other adapters.
+    """
+    ranks = dist.get_world_size()
+    if not _rank_file(folder).is_file() or _rank_file(folder, ranks).is_file():
+        raise DataError(f"{folder} holds no trainer state of {ranks} rank(s)")
+    stored = About.read(folder)
+    if stored.stage != about.stage:
+        raise DataError(f"{folder} was written at --parallel.zero-stage {stored.stage}, not {about.stage}")
+    if stored.lora != about.lora:
+        raise DataError(f"{folder} was written with other --lora options: {stored.lora}, not {about.lora}")
+    path, state = backend.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not about.adapted)
     if path is None:
         raise DataError(f"{folder} holds no trainer state that DeepSpeed can read")
     _restore_random_state(torch.load(_rank_file(folder), weights_only=False))
@@ -49,7 +93,7 @@ def load_state(backend: Backend, folder: Path) -> Counters:
 
 
 def _rank_file(folder: Path, rank: int | None = None) -> Path:
-    return folder / _TAG / f"random_rank_{dist.get_rank() if rank is None else rank}.pt"
+    return folder / TAG / f"random_rank_{dist.get_rank() if rank is None else rank}.pt"
 
 
 def _random_state() -> dict[str, Any]:

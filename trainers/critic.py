@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ..config import Config, OptimSection
 from ..errors import DataError
 from ..trajectory import Row
-from .backend import Backend
+from .backend import Backend, Offload
 from .models import trunk_states
 from .optimizers import learning_rate, make_optimizer
 from .packing import Pack
@@ -64,6 +64,7 @@ class Critic:
             stage=config.parallel.zero_stage,
             max_norm=self._optim.max_norm,
             dtype=compute_dtype(config, reader.device),
+            offload=Offload.of(config.parallel),
         )
 
     def values(self, rows: Sequence[Row]) -> tuple[list[Tensor], ...]:

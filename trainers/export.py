@@ -10,30 +10,50 @@ from torch import Tensor
 
 from ..errors import AgentRLError
 from .backend import Backend
+from .lora import adapted_layers, factors, is_adapter, merged_weight, merges, plain_name, save_adapter
 
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """Tokenizer, processor, chat template, generation defaults, code: copied byte for byte."""
 
 
 def whole_weights(model: Any, backend: Backend, *, keep: bool = True) -> dict[str, Tensor]:
-    """Every parameter and persistent buffer once (a tied one under its first name), by the model's own names.
+    """Every parameter and persistent buffer once (a tied one under its first name), by the names of the plain model.
 
-    Sharded ones are gathered one at a time, by all ranks together, and copied to the CPU; whole ones are not copied.
-    Ranks with keep False get an empty dict. Raises AgentRLError for an empty tensor.
+    Adapters are merged into copies. Sharded weights are gathered one at a time, by all ranks together, and copied to the
+    CPU; whole ones without an adapter are not copied. Ranks with keep False get an empty dict. Raises AgentRLError for an
+    empty tensor.
     """
     weights: dict[str, Tensor] = {}
     seen: set[int] = set()
+    layers = adapted_layers(model)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) in seen:
+        if id(tensor) in seen or is_adapter(name):
             continue
         seen.add(id(tensor))
-        with backend.gathered(tensor):
+        layer = layers.get(merges(name) or "")
+        with backend.gathered(tensor, *(factors(layer) if layer is not None else ())):
             if tensor.numel() == 0:
                 raise AgentRLError(f"weight {name} is empty: it was not gathered")
             if keep:
-                whole = tensor.detach()
-                weights[name] = whole.cpu().clone() if backend.stage == 3 else whole
+                weights[plain_name(name)] = merged_weight(layer) if layer is not None else _whole(tensor, backend)
     return weights
+
+
+def adapter_weights(model: Any, backend: Backend, *, keep: bool = True) -> dict[str, Tensor]:
+    """The matrices of the adapters on the CPU, by the model's own names; gathered as in `whole_weights`."""
+    weights: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            with backend.gathered(parameter):
+                if keep:
+                    weights[name] = parameter.detach().cpu().clone()
+    return weights
+
+
+def _whole(tensor: Tensor, backend: Backend) -> Tensor:
+    """A copy of what will be sharded again, the thing itself otherwise."""
+    whole = tensor.detach()
+    return whole.cpu().clone() if backend.stage == 3 else whole
 
 
 def hub_weights(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -52,6 +72,11 @@ def export_policy(model: Any, weights: dict[str, Tensor], source: str, folder: P
         for file in origin.glob(pattern):
             if file.name != "config.json" and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
+
+
+def export_adapter(model: Any, weights: dict[str, Tensor], source: str, folder: Path) -> None:
+    """Write the adapter alone, in peft's format, beside the merged model."""
+    save_adapter(model, weights, source, folder / "adapter")
 
 
 def _local(source: str) -> Path:

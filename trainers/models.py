@@ -2,31 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..config import LoraSection
 from ..errors import ConfigError, DataError
 from ..torchvision_ops import ensure_torchvision_imports
+from .lora import adapters_off, add_adapters, drop_inputs
 from .segments import register_segments
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is done to the products of the output embedding: scaled (Granite, Cohere), or squeezed below a cap (Gemma 2)."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, products: Tensor) -> Tensor:
+        logits = products if self.scale == 1.0 else products * self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
 @dataclass(frozen=True)
 class Policy:
     """A loaded model, in eval mode: dropout would change the ratio.
 
-    packs: sequences may share a row (checked on this very model). separate_head: logits are the output embedding of
-    the trunk's last hidden state and nothing more (checked), so they can be computed piece by piece.
+    packs: sequences may share a row (checked on this very model). own_attention: what its text half used before that.
+    mrope: positions are text, time, height and width (Qwen2-VL, Wang 2024). head: how logits come from the trunk's last
+    hidden state, so that they can be computed piece by piece; None where that is not known.
     placeholders: ids that stand for pictures or videos; empty for a text model. image_id is None for a text model.
+    adapted: LoRA adapters are trained, and nothing else.
     """
 
     model: Any
     packs: bool
-    separate_head: bool
+    own_attention: str
+    mrope: bool
+    head: Head | None
     image_id: int | None
     placeholders: tuple[int, ...]
+    adapted: bool = False
+
+    @contextmanager
+    def without_adapters(self) -> Iterator[None]:
+        """Inside, the model is the one that LoRA started from. For passes without gradient only. Needs `adapted`."""
+        if not self.adapted:
+            raise ValueError("the policy has no adapters")
+        with adapters_off(self.model):
+            yield
+
+    def drop_inputs(self, on: bool) -> None:
+        """Switch the adapters' dropout, which is off outside of updates."""
+        if self.adapted:
+            drop_inputs(self.model, on)
+
+    def use_segments(self) -> None:
+        """Keep the sequences of a pack apart."""
+        _use_attention(self.model, register_segments())
 
     @property
     def vision(self) -> bool:
@@ -36,6 +74,13 @@ class Policy:
     def trunk(self) -> Any:
         """The model without its output embedding."""
         return self.model.base_model
+
+    @property
+    def half_cost(self) -> float:
+        """The length at which attention costs as much as the rest, see `attention_cost`: a layer of width H has about 12 H^2
+        weights, 24 H^2 operations a token, and causal attention 2 H a token for each token before it.
+        """
+        return 12.0 * self.model.config.get_text_config().hidden_size
 
     @property
     def stand_in(self) -> int:
@@ -50,22 +95,30 @@ def load_policy(
     device: torch.device | str = "cpu",
     trust_remote_code: bool = False,
     gradient_checkpointing: bool = False,
+    lora: LoraSection | None = None,
+    freeze_vision: bool = False,
 ) -> Policy:
     """Load a folder or hub id. Raises DataError when there is no model, ConfigError for a kind that cannot be trained."""
-    ensure_torchvision_imports()
-    try:
-        model = _load(path, dtype, trust_remote_code)
-    except OSError as error:
-        raise DataError(f"The model {path} does not load: {error}") from error
+    model = load_model(path, dtype, trust_remote_code=trust_remote_code)
     vision = "vision_config" in model.config.sub_configs
-    if vision and not hasattr(model.base_model, "get_rope_index"):
-        raise ConfigError(
-            f"{path} is a {model.config.model_type}: of the vision-language models only the Qwen-VL families can be trained."
-        )
+    if freeze_vision and not vision:
+        raise ConfigError(f"--model.freeze-vision: {path} is a text model.")
+    frozen = _vision_parts(model) if freeze_vision else []
+    for name in frozen:
+        model.get_submodule(name).requires_grad_(False)
+    if lora is not None and lora.enabled:
+        add_adapters(model, lora, frozen=frozen)
     model.to(device).eval()
     if gradient_checkpointing:
         _recompute_activations(model)
     return _examined(model, vision)
+
+
+def _vision_parts(model: Any) -> list[str]:
+    """Names of what turns pixels into embeddings: all of the trunk but its language model."""
+    language = model.get_decoder()
+    names = {id(module): name for name, module in model.named_modules()}
+    return [names[id(child)] for child in model.base_model.children() if child is not language]
 
 
 def _recompute_activations(model: Any) -> None:
@@ -78,57 +131,85 @@ def _recompute_activations(model: Any) -> None:
             module.training = True
 
 
-def _load(path: str, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
+    """The Hugging Face model of a folder or hub id, with a head for text. Raises DataError when there is none."""
+    ensure_torchvision_imports()
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
-    return auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
+        return auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+    except OSError as error:
+        raise DataError(f"The model {path} does not load: {error}") from error
 
 
 def _examined(model: Any, vision: bool) -> Policy:
     """Find out by trying what this model can do."""
-    packs = _try_packing(model, vision)
-    placeholders: tuple[int, ...] = (model.config.image_token_id, model.config.video_token_id) if vision else ()
+    own_attention = model.config.get_text_config()._attn_implementation
+    mrope = hasattr(model.base_model, "get_rope_index")
+    packs = _try_packing(model, mrope)
+    if not packs:
+        _use_attention(model, own_attention)
+    config = model.config
+    placeholders = [config.image_token_id] if vision else []
+    placeholders += [config.video_token_id] if hasattr(config, "video_token_id") else []
     return Policy(
         model=model,
         packs=packs,
-        separate_head=_head_is_separate(model),
+        own_attention=own_attention,
+        mrope=mrope,
+        head=_find_head(model),
         image_id=placeholders[0] if vision else None,
-        placeholders=placeholders,
+        placeholders=tuple(placeholders),
+        adapted=hasattr(model, "peft_config"),
     )
 
 
-def _try_packing(model: Any, vision: bool) -> bool:
-    """Switch to segment attention if it keeps packed sequences apart in this model; else leave the model as it was."""
-    text, before = model.config.get_text_config(), model.config.get_text_config()._attn_implementation
-    name = register_segments()
-    try:
-        model.set_attn_implementation({"text_config": name} if vision else name)
-        if _packed_equals_alone(model, vision):
-            return True
-    except NotImplementedError:
-        pass
-    model.set_attn_implementation({"text_config": before} if text is not model.config else before)
-    return False
+def unpacked(policy: Policy) -> Policy:
+    """The same policy with its own attention, one sequence a row."""
+    _use_attention(policy.model, policy.own_attention)
+    return replace(policy, packs=False)
+
+
+def _use_attention(model: Any, name: str) -> None:
+    """Of the language model; a vision tower keeps its own."""
+    text = model.config.get_text_config()
+    model.set_attn_implementation(name if text is model.config else {"text_config": name})
 
 
 @torch.no_grad()
-def _packed_equals_alone(model: Any, vision: bool) -> bool:
+def _try_packing(model: Any, mrope: bool) -> bool:
+    """Switch to segment attention, and see whether it keeps packed sequences apart in this model."""
     first, second = _probe(model, 5), _probe(model, 9)
-    alone = trunk_states(model, second, text_positions((9,), vision), (9,))
-    packed = trunk_states(model, torch.cat([first, second]), text_positions((5, 9), vision), (5, 9))
-    scale = float(alone.abs().max())
-    tolerance = 1e-4 if alone.dtype == torch.float32 else 5e-2
-    return float((packed[5:] - alone).abs().max()) <= tolerance * scale
+    alone = trunk_states(model, second, text_positions((9,), mrope), (9,))
+    try:
+        _use_attention(model, register_segments())
+        packed = trunk_states(model, torch.cat([first, second]), text_positions((5, 9), mrope), (5, 9))
+    except NotImplementedError:
+        return False
+    return agree(packed[5:], alone)
+
+
+def agree(states: Tensor, expected: Tensor) -> bool:
+    """Whether two ways of computing the same states do: to 1e-5 of the largest in float32, 5e-2 in bfloat16."""
+    tolerance = 1e-5 if expected.dtype == torch.float32 else 5e-2
+    return float((states - expected).abs().max()) <= tolerance * float(expected.abs().max())
 
 
 @torch.no_grad()
-def _head_is_separate(model: Any) -> bool:
+def _find_head(model: Any) -> Head | None:
+    """The head that gives this model's logits, of those that its configuration hints at."""
     ids = _probe(model, 4)
     states = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state
     logits = model(input_ids=ids[None], use_cache=False).logits
-    return bool(torch.allclose(model.get_output_embeddings()(states), logits, rtol=1e-3, atol=1e-3))
+    hints = model.config.get_text_config().to_dict()
+    heads = [Head()]
+    heads += [Head(cap=hints["final_logit_softcapping"])] if hints.get("final_logit_softcapping") else []
+    heads += [Head(scale=1.0 / hints["logits_scaling"])] if hints.get("logits_scaling") else []
+    heads += [Head(scale=hints["logit_scale"])] if hints.get("logit_scale") else []
+    matrix = model.get_output_embeddings()
+    return next((head for head in heads if torch.allclose(head(matrix(states)), logits, rtol=1e-3, atol=1e-3)), None)
 
 
 def _probe(model: Any, length: int) -> Tensor:
@@ -137,10 +218,10 @@ def _probe(model: Any, length: int) -> Tensor:
     return torch.arange(length, device=model.device) * 7 % min(vocabulary, 100)
 
 
-def text_positions(lengths: tuple[int, ...], vision: bool, device: torch.device | str = "cpu") -> Tensor:
+def text_positions(lengths: tuple[int, ...], mrope: bool, device: torch.device | str = "cpu") -> Tensor:
     """Positions that start again at 0 with each sequence: [1, T], or [4, 1, T] (text, time, height, width) for M-RoPE."""
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])[None]
-    return positions.expand(4, 1, -1) if vision else positions
+    return positions.expand(4, 1, -1) if mrope else positions
 
 
 def trunk_states(model: Any, ids: Tensor, positions: Tensor, segments: tuple[int, ...], **pixels: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..config import OptimSection
 
@@ -13,22 +13,38 @@ if TYPE_CHECKING:
 
 
 def make_optimizer(model: nn.Module, config: OptimSection, lr: float) -> Optimizer:
-    """AdamW (Loshchilov 2019) or plain SGD over the parameters that want a gradient.
+    """AdamW (Loshchilov 2019), plain SGD, or Muon with AdamW, over the parameters that want a gradient.
 
-    Weight decay is decoupled for both (without momentum SGD's penalty is the same thing) and spares vectors: norms, biases.
+    Weight decay is decoupled for all (without momentum SGD's penalty is the same thing) and spares vectors: norms, biases.
     """
     import torch
 
     parameters = [p for p in model.parameters() if p.requires_grad]
-    groups: list[dict[str, object]] = [
+    if config.name == "sgd":
+        return torch.optim.SGD(_groups(parameters, config), lr=lr)
+    if config.name == "muon":
+        from .muon import MuonWithAdamW, hidden_matrices
+
+        hidden = hidden_matrices(model)
+        return MuonWithAdamW(
+            _groups([p for p in parameters if id(p) in hidden], config),
+            _groups([p for p in parameters if id(p) not in hidden], config),
+            lr=lr,
+            betas=config.betas,
+            eps=config.eps,
+        )
+    return torch.optim.AdamW(_groups(parameters, config), lr=lr, betas=config.betas, eps=config.eps, fused=True)
+
+
+def _groups(parameters: list[nn.Parameter], config: OptimSection) -> list[dict[str, Any]]:
+    """Matrices with weight decay, vectors without; no group is empty."""
+    if not config.weight_decay:
+        return [{"params": parameters, "weight_decay": 0.0}] if parameters else []
+    groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    if not config.weight_decay:
-        groups = [{"params": parameters, "weight_decay": 0.0}]
-    if config.name == "sgd":
-        return torch.optim.SGD(groups, lr=lr)
-    return torch.optim.AdamW(groups, lr=lr, betas=config.betas, eps=config.eps, fused=True)
+    return [group for group in groups if group["params"]]
 
 
 def learning_rate(config: OptimSection, lr: float, update: int, planned: int) -> float:

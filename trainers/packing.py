@@ -79,21 +79,21 @@ def split_packs(
     and gather its vision half together, so none may skip it.
     """
     if always_look and pictures is not None and not any(row.images for row in rows):
-        rows = [*rows, _blank_row(policy, pictures)]
+        rows = [*rows, _blank_row(pictures)]
     if policy.packs:
         return [pack(rows, policy, pictures)]
     return [pack([row], policy, pictures) for row in rows]
 
 
-def _blank_row(policy: Policy, pictures: PixelCache) -> Row:
-    count = pictures.blank()
+def _blank_row(pictures: PixelCache) -> Row:
+    run = pictures.blank()
     return Row(
-        token_ids=np.full(count, policy.image_id, np.int32),
-        loss_mask=np.zeros(count, np.bool_),
-        logprobs=np.zeros(count, np.float32),
-        versions=np.full(count, -1, np.int32),
-        rewards=np.zeros(count, np.float32),
-        images=[(BLANK, 0, count)],
+        token_ids=np.array(run, np.int32),
+        loss_mask=np.zeros(len(run), np.bool_),
+        logprobs=np.zeros(len(run), np.float32),
+        versions=np.full(len(run), -1, np.int32),
+        rewards=np.zeros(len(run), np.float32),
+        images=[(BLANK, 0, len(run))],
     )
 
 
@@ -127,14 +127,14 @@ def _joined(pixels: list[Pixels]) -> Pixels:
 
 
 def _positions(rows: Sequence[Row], images: Sequence[list[Pixels]], policy: Policy) -> Tensor:
-    if not policy.vision:
-        return text_positions(tuple(len(row) for row in rows), vision=False)
+    if not policy.mrope:
+        return text_positions(tuple(len(row) for row in rows), mrope=False)
     return torch.cat([_grid_positions(row, pixels, policy) for row, pixels in zip(rows, images, strict=True)], dim=-1)
 
 
 def _grid_positions(row: Row, pixels: list[Pixels], policy: Policy) -> Tensor:
     """[4, 1, T]: the row's place in the text, then M-RoPE's time, height and width (Qwen2-VL, Wang 2024)."""
-    plain = text_positions((len(row),), vision=True)
+    plain = text_positions((len(row),), mrope=True)
     if not pixels:
         return plain
     kinds = torch.from_numpy(_slots([row], np.array([0, len(row)]))).int()[None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,16 +17,17 @@ from ..report.run_folder import RunFolder
 from ..training import TrainReport
 from ..trajectory import Row
 from .advantages import Advantages
-from .backend import Backend, Place, join
+from .backend import Backend, Offload, Place, join
 from .bad_rows import DivergenceError as DivergenceError
 from .bad_rows import report_bad_update
 from .batch import Update, plan_updates
 from .batch_pass import BatchPass, Tools
-from .checkpoint import Counters, load_state, save_state
+from .checkpoint import TAG, About, Counters, load_state, save_state
 from .critic import open_critic
 from .critic_pass import CriticPass
 from .decided import Decided
-from .export import export_policy, hub_weights, whole_weights
+from .ema import WeightAverage
+from .export import adapter_weights, export_adapter, export_policy, hub_weights, whole_weights
 from .judges import Judges
 from .kl_control import kl_controller
 from .metrics import averages, measure
@@ -80,13 +82,18 @@ class PolicyTrainer:
         self._counters = Counters()
         self._publisher = WeightPublisher()
         objective = Objective.of(config)
-        reader = open_model(config, model_path, image_dir, trained=True, device=device, ranks=place.ranks)
+        reader = open_model(
+            config, model_path, image_dir, trained=True, device=device, ranks=place.ranks, lora=config.lora
+        )
         self._tools = Tools(reader, _backend(reader, config, objective, self._lr), objective, place.rank)
+        self._about = _about(config, model_path, compute_dtype(config, device), self._tools.backend.stage)
+        self._average = _average(config, self._tools.backend)
         self._kl = kl_controller(config.algo.kl.coef, config.algo.kl.target, config.algo.kl.horizon)
         estimator, where = objective.estimator, (config, model_path, image_dir, device)
         self._critic = open_critic(*where, place.ranks, self._lr, planned_updates) if estimator.critic else None
         teacher = open_teacher(*where) if estimator.teacher else None
-        self._judges = Judges(self._tools, open_reference(*where), teacher, self._critic)
+        reference = open_reference(*where, own=(reader, self._tools.backend))
+        self._judges = Judges(self._tools, reference, teacher, self._critic)
 
     @property
     def version(self) -> int:
@@ -123,6 +130,7 @@ class PolicyTrainer:
             epochs=self._config.train.epochs,
             ranks=self._ranks,
             budget=self._config.train.micro_batch_tokens,
+            half_cost=self.policy.half_cost,
         )
 
     def _update(self, batch: _Batch, report: TrainReport) -> None:
@@ -155,6 +163,8 @@ class PolicyTrainer:
     def _made(self, norm: float, made: BatchPass | CriticPass, batch: _Batch, update: Update, index: int) -> bool:
         """True when the weights moved. Else the update is counted and its rows saved: those at fault, or all of it."""
         if math.isfinite(norm):
+            if self._average is not None and isinstance(made, BatchPass):
+                self._average.update()
             return True
         self._counters.bad_steps += 1
         report_bad_update(
@@ -219,25 +229,36 @@ class PolicyTrainer:
         self._publisher.release()
 
     def save(self, folder: Path) -> None:
-        """Weights, optimizers, random state, KL coefficient and counters into an existing folder."""
+        """Weights, their average, optimizers, random state, KL coefficient and counters into an existing folder."""
         self._counters.kl_coef = self._kl.coef
-        save_state(self._tools.backend, self._counters, folder)
+        save_state(self._tools.backend, self._counters, self._about, folder)
+        if self._average is not None:
+            self._average.save(folder / TAG)
         if self._critic is not None:
             self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
         """The state that `save` wrote with as many ranks. Raises DataError when the folder holds another."""
-        self._counters = load_state(self._tools.backend, folder)
+        self._counters = load_state(self._tools.backend, self._about, folder)
+        if self._average is not None:
+            self._average.load(folder / TAG)
         if self._critic is not None:
             self._critic.load(folder)
         if self._counters.kl_coef is not None and self._config.algo.kl.target is not None:
             self._kl.coef = self._counters.kl_coef
 
     def export(self, folder: Path) -> None:
-        """A Hugging Face folder: weights, configuration, tokenizer, processor, chat template."""
-        weights = self._weights()
-        if weights:
-            export_policy(self.policy.model, weights, self._model_path, folder)
+        """A Hugging Face folder of the weights, averaged ones where an average is kept: weights, configuration, tokenizer,
+        processor, chat template; a LoRA adapter once more by itself in `adapter/`.
+        """
+        backend, first = self._tools.backend, self._tools.rank == 0
+        with nullcontext() if self._average is None else self._average.in_place():
+            weights = self._weights()
+            adapter = adapter_weights(self.policy.model, backend, keep=first)
+            if first:
+                export_policy(self.policy.model, weights, self._model_path, folder)
+            if adapter:
+                export_adapter(self.policy.model, adapter, self._model_path, folder)
 
     def _weights(self) -> dict[str, Tensor]:
         """All of them on rank 0, none on the others, which take part in the gathering."""
@@ -259,4 +280,20 @@ def _backend(reader: Reader, config: Config, objective: Objective, lr: float) ->
         stage=config.parallel.zero_stage,
         max_norm=config.optim.max_norm,
         dtype=compute_dtype(config, reader.device),
+        offload=Offload.of(config.parallel),
     )
+
+
+def _about(config: Config, model_path: str, dtype: torch.dtype, stage: int) -> About:
+    return About(
+        model=model_path,
+        trust_remote_code=config.model.trust_remote_code,
+        dtype=str(dtype).removeprefix("torch."),
+        stage=stage,
+        lora=config.lora.model_dump(),
+    )
+
+
+def _average(config: Config, backend: Backend) -> WeightAverage | None:
+    module = backend.engine.module
+    return WeightAverage(module, config.optim.ema, sharded=backend.stage == 3) if config.optim.ema else None

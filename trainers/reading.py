@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import Config
+from ..config import Config, LoraSection
 from ..errors import ConfigError
 from ..image_store import ImageStore
 from ..trajectory import Row
 from .models import Policy, load_policy
 from .packing import split_packs
+from .picture_check import check_pictures
 from .pixels import PixelCache, load_pictures
 
 Module = Callable[..., tuple[Tensor, ...]]
@@ -43,19 +44,29 @@ class Reader:
 
 
 def open_model(
-    config: Config, path: str, image_dir: str, *, trained: bool, device: torch.device, ranks: int = 1
+    config: Config,
+    path: str,
+    image_dir: str,
+    *,
+    trained: bool,
+    device: torch.device,
+    ranks: int = 1,
+    lora: LoraSection | None = None,
 ) -> Reader:
-    """Load a model and what it needs to read rows. Raises DataError or ConfigError."""
+    """Load a model and what it needs to read rows, see how it does, and give it adapters. Raises DataError or ConfigError."""
     policy = load_policy(
         path,
         dtype=compute_dtype(config, device),
         device=device,
         trust_remote_code=config.model.trust_remote_code,
         gradient_checkpointing=trained and config.train.gradient_checkpointing,
+        lora=lora,
+        freeze_vision=trained and config.model.freeze_vision,
     )
     pictures = None
     if policy.vision:
         pictures = load_pictures(path, ImageStore(image_dir), trust_remote_code=config.model.trust_remote_code)
+    policy = check_pictures(policy, pictures)
     return Reader(policy, pictures, device, always_look=trained and policy.vision and ranks > 1)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..config import Config
 from ..errors import ConfigError
 from ..trajectory import Row
-from .reading import Reader, check_vocabulary, open_model
+from .reading import Module, Reader, check_vocabulary, open_model
 from .scorer import TokenScorer
 
 
@@ -47,13 +47,37 @@ class FrozenPolicy:
             self._scorer.to("cpu")
 
 
-def open_reference(config: Config, model_path: str, image_dir: str, device: torch.device) -> Reference | None:
-    """The reference of the KL term: none where the coefficient is 0, the policy's first weights unless told otherwise."""
+class WithoutAdapters:
+    """The model that LoRA adapters sit in, through the policy's own module: nothing is loaded twice."""
+
+    def __init__(self, reader: Reader, module: Module) -> None:
+        self._reader = reader
+        self._module = module
+
+    @torch.no_grad()
+    def log_probs(self, rows: Sequence[Row]) -> list[Tensor]:
+        with self._reader.policy.without_adapters():
+            return self._reader(self._module, rows)[0]
+
+    def rest(self) -> None:
+        return
+
+
+def open_reference(
+    config: Config, model_path: str, image_dir: str, device: torch.device, *, own: tuple[Reader, Module]
+) -> Reference | None:
+    """The reference of the KL term: none where the coefficient is 0, the policy's first weights unless told otherwise.
+
+    own = the policy's reader and module; with fresh adapters turned off it is its own reference.
+    """
     if not config.algo.kl.coef:
         return None
+    if config.lora.rank and config.ref.path is None:
+        return WithoutAdapters(*own)
     path = config.ref.path or model_path
     check_vocabulary(config, path, model_path, "--ref.path")
-    reader = open_model(config, path, image_dir, trained=False, device=device)
+    lora = config.lora if config.ref.path is None else None
+    reader = open_model(config, path, image_dir, trained=False, device=device, lora=lora)
     return FrozenPolicy(reader, config.rollout.temperature, offload=config.ref.offload)
 
 

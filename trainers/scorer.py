@@ -32,25 +32,28 @@ class TokenScorer(nn.Module):
 
     def forward(self, packs: Sequence[Pack]) -> tuple[Tensor, Tensor]:
         """(logp float32[N], entropy float32[N]) over the trained tokens of the packs, in their order."""
+        self._policy.drop_inputs(torch.is_grad_enabled())
         scored = [part for pack in packs for part in self._score(pack)]
         return torch.cat([logp for logp, _ in scored]), torch.cat([entropy for _, entropy in scored])
 
     def _score(self, pack: Pack) -> Iterator[tuple[Tensor, Tensor]]:
-        if not self._policy.separate_head:
-            yield self._measure(self._whole_logits(pack), pack.labels)
-            return
-        model = self.policy_model
-        states = trunk_states(model, pack.ids, pack.positions, pack.segments, **pack.pixels)[pack.predict]
+        model, head = self.policy_model, self._policy.head
         size = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
-        chunks = list(zip(states.split(size), pack.labels.split(size), strict=True))
+        measure = self._measure if head is None else self._head
+        if head is None:
+            parts = self._whole_logits(pack)
+        else:
+            parts = trunk_states(model, pack.ids, pack.positions, pack.segments, **pack.pixels)[pack.predict]
+        chunks = list(zip(parts.split(size), pack.labels.split(size), strict=True))
         for chunk, labels in chunks:
             if len(chunks) == 1 or not torch.is_grad_enabled():
-                yield self._head(chunk, labels)
+                yield measure(chunk, labels)
             else:
-                yield checkpoint(self._head, chunk, labels, use_reentrant=False)
+                yield checkpoint(measure, chunk, labels, use_reentrant=False)
 
     def _head(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return self._measure(self.policy_model.get_output_embeddings()(states), labels)
+        assert self._policy.head is not None
+        return self._measure(self._policy.head(self.policy_model.get_output_embeddings()(states)), labels)
 
     def _measure(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         with torch.set_grad_enabled(self._entropy_grad and torch.is_grad_enabled()):
@@ -58,7 +61,7 @@ class TokenScorer(nn.Module):
         return token_logprobs(logits, labels, self._temperature), spread
 
     def _whole_logits(self, pack: Pack) -> Tensor:
-        """Logits [N, V] of a model whose head does more than a matrix product."""
+        """Logits [N, V], in the model's type, where the head is not known."""
         output = self.policy_model(
             input_ids=pack.ids[None],
             position_ids=pack.positions,

@@ -16,6 +16,7 @@ COMMANDS = {
     "eval": "measure a model on held-out tasks: rewards and pass@k",
     "envs": "list, show and check environments",
     "init": "make agentrl's own tiny policies: tiny-vlm, tiny-text",
+    "export": "write the policy of a checkpoint as a Hugging Face folder",
     "doctor": "say what this machine can run",
 }
 

@@ -45,6 +45,8 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_off_policy(config)
     _check_batch(config)
     _check_unused(config, algorithm)
+    _check_lora(config)
+    _check_sharding(config)
     check_sources(config)
     check_engine(config, TRAINING_ENGINES)
 
@@ -192,6 +194,35 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         for name in names:
             if name in given:
                 raise ConfigError(f"--{section}.{name.replace('_', '-')} is not used {why}.")
+
+
+def _check_lora(config: Config) -> None:
+    lora = config.lora
+    unread = ("rank", "alpha", "dropout", "targets") if lora.path is not None else ("alpha", "dropout", "targets")
+    why = "with --lora.path, whose adapter brings its own" if lora.path is not None else "without --lora.rank"
+    for name in unread:
+        if name in lora.changed() and (lora.path is not None or not lora.enabled):
+            raise ConfigError(f"--lora.{name} is not used {why}.")
+    if lora.rank and config.ref.path is None and config.ref.offload:
+        raise ConfigError("--ref.offload is not used with --lora.rank: the reference is the policy with adapters off.")
+
+
+def _check_sharding(config: Config) -> None:
+    """What a ZeRO stage can hold, and what must not be sharded."""
+    parallel, stage = config.parallel, config.parallel.zero_stage
+    if config.optim.name == "muon" and stage > 0:
+        raise ConfigError(
+            f"--optim.name muon works on whole matrices, --parallel.zero-stage {stage} cuts them up: use stage 0 or adamw."
+        )
+    if config.optim.name == "muon" and config.model.dtype == "bfloat16":
+        raise ConfigError(
+            "--optim.name muon works on whole matrices, and the float32 master weights of --model.dtype bfloat16 are sharded: "
+            "use float32 or adamw."
+        )
+    if parallel.offload_optimizer and stage == 0:
+        raise ConfigError("--parallel.offload-optimizer needs --parallel.zero-stage 1, 2 or 3.")
+    if parallel.offload_params and stage != 3:
+        raise ConfigError(f"--parallel.offload-params needs --parallel.zero-stage 3, not {stage}.")
 
 
 def check_sources(config: Config) -> None:

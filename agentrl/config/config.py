@@ -8,6 +8,7 @@ from .how import (
     CriticSection,
     EngineSection,
     EvalSection,
+    LoraSection,
     OptimSection,
     ParallelSection,
     RefSection,
@@ -38,6 +39,7 @@ class Config(Section):
     teacher: TeacherSection = TeacherSection()
     train: TrainSection = TrainSection()
     parallel: ParallelSection = ParallelSection()
+    lora: LoraSection = LoraSection()
     eval: EvalSection = EvalSection()
     ckpt: CkptSection = CkptSection()
     log: LogSection = LogSection()

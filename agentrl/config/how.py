@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .section import Section
 
@@ -207,10 +207,10 @@ class TeacherSection(Section):
 class OptimSection(Section):
     """The optimizer."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    """Optimizer."""
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    """Optimizer. muon: for the matrices between embedding and head, with AdamW for the rest; whole weights only."""
     lr: float | None = Field(None, gt=0)
-    """Learning rate; absent: 2e-4 for agentrl's tiny policies, else 1e-6."""
+    """Learning rate; absent: 2e-4 for agentrl's tiny policies, else 1e-6; ten times that for LoRA adapters."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -225,6 +225,8 @@ class OptimSection(Section):
     """Updates over which the learning rate rises from 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Where linear and cosine end, as a share of lr."""
+    ema: float = Field(0.0, ge=0, lt=1)
+    """Decay of a moving average of the weights, saved beside them and exported in their place; 0 = off."""
 
 
 class TrainSection(Section):
@@ -261,6 +263,35 @@ class ParallelSection(Section):
     """DeepSpeed ZeRO stage."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rank."""
+    offload_optimizer: bool = False
+    """Keep optimizer state and float32 master weights in CPU memory (ZeRO stage 1 and above)."""
+    offload_params: bool = False
+    """Keep weights in CPU memory while they are not used (ZeRO stage 3)."""
+
+
+class LoraSection(Section):
+    """Low-rank adapters (Hu 2021): the model is frozen, and two thin matrices beside each adapted layer are trained."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 = none, every weight is trained."""
+    alpha: int | None = Field(None, ge=1)
+    """An adapter's output is scaled by alpha / rank; absent: twice the rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of an adapter's inputs dropped in updates; not when log-probabilities are only compared."""
+    targets: tyro.conf.UseAppendAction[list[str]] = []
+    """Names of the layers to adapt, as in q_proj; repeatable. Absent or all-linear: all linear layers but the output head."""
+    path: str | None = None
+    """Adapter folder in peft's format to start from; its rank, alpha, dropout and targets are used."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_name_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @property
+    def enabled(self) -> bool:
+        """Whether adapters are trained in place of the model."""
+        return self.rank > 0 or self.path is not None
 
 
 class EvalSection(Section):

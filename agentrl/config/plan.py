@@ -9,6 +9,8 @@ from ..errors import ConfigError
 from .config import Config
 
 TINY_LR, LR = 2e-4, 1e-6
+LORA_LR_FACTOR = 10.0
+"""Adapters learn best at about ten times the rate of the whole model (Schulman 2025, "LoRA Without Regret")."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,12 @@ def make_plan(config: Config, total_tasks: int | None, *, tiny: bool) -> Plan:
         steps=steps,
         rollouts=train.batch_groups * config.rollout.n_samples,
         updates_per_step=train.updates_per_batch * train.epochs,
-        lr=config.optim.lr or (TINY_LR if tiny else LR),
+        lr=config.optim.lr or _default_lr(config, tiny),
     )
+
+
+def _default_lr(config: Config, tiny: bool) -> float:
+    return (TINY_LR if tiny else LR) * (LORA_LR_FACTOR if config.lora.enabled else 1.0)
 
 
 def describe(config: Config, plan: Plan, total_tasks: int | None) -> list[str]:

@@ -41,6 +41,8 @@ class ModelSection(Section):
     """What to do where a template rewrites earlier turns: keep what was sampled, or follow the template in a new branch."""
     trust_remote_code: bool = False
     """Run Python code that the model folder brings."""
+    freeze_vision: bool = False
+    """Train the language model alone: what turns pictures into embeddings, tower and projector, stays as it is."""
 
 
 class DataSection(Section):

@@ -53,6 +53,16 @@ def test_the_defaults_pass() -> None:
         ({"algo": {"filter": {"range": (0.1, 0.9)}}}, "algo.filter.range is not used"),
         ({"optim": {"name": "sgd", "eps": 1e-6}}, "optim.eps is not used"),
         ({"eval": {"enable": False, "n": 4}}, "eval.n is not used with --eval.no-enable"),
+        ({"lora": {"alpha": 8}}, "lora.alpha is not used without --lora.rank"),
+        ({"lora": {"path": "adapter", "rank": 8}}, "lora.rank is not used with --lora.path"),
+        (
+            {"lora": {"rank": 8}, "ref": {"offload": True}, "algo": {"kl": {"coef": 0.1}}},
+            "ref.offload is not used with --lora.rank",
+        ),
+        ({"optim": {"name": "muon"}, "parallel": {"zero_stage": 2}}, "optim.name muon.*--parallel.zero-stage 2"),
+        ({"optim": {"name": "muon"}, "model": {"dtype": "bfloat16"}}, "optim.name muon.*--model.dtype bfloat16"),
+        ({"parallel": {"offload_optimizer": True}}, "parallel.offload-optimizer needs --parallel.zero-stage 1"),
+        ({"parallel": {"offload_params": True, "zero_stage": 2}}, "parallel.offload-params needs .* 3, not 2"),
         ({"algo": {"lam": 0.9}}, "algo.lam is not used without a critic"),
         ({"algo": {"bootstrap_truncated": True}}, "algo.bootstrap-truncated is not used without a critic"),
         ({"algo": {"gamma": 0.9}, "discounted": False}, "algo.gamma is not used"),
@@ -86,6 +96,8 @@ def test_options_that_are_used_pass() -> None:
     check(algo={"filter": {"range": (0.1, 0.9)}}, filters=True)
     check(algo={"correction": "tis", "correction_range": (0.0, 2.0)}, train={"max_staleness": 0})
     check(algo={"name": "cispo", "clip": (1.0, 0.3)}, grouped=True)
+    check(lora={"rank": 8, "alpha": 8, "targets": "all-linear"})
+    check(parallel={"offload_optimizer": True, "offload_params": True, "zero_stage": 3})
     check(algo={"kl": {"coef": 0.1, "target": 6.0, "horizon": 100.0, "kind": "k1"}}, ref={"path": "r", "offload": True})
     check(algo={"kl": {"coef": 0.1, "where": "loss", "kind": "k2"}}, teaches=True, teacher={"path": "t"})
     check(algo={"overlong": {"buffer": 10, "mask": True}}, penalizes=True)

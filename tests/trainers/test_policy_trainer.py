@@ -273,3 +273,20 @@ def test_bfloat16_trains_on_float32_masters(make_trainer: Make, stage: int) -> N
     assert all(np.isfinite(m["policy/grad_norm"]) and m["policy/grad_norm"] > 0 for m in metrics)
     moved = [bool((published(trainer)[name] != tensor).any()) for name, tensor in first.items() if tensor.ndim > 1]
     assert all(moved)
+
+
+@pytest.mark.parametrize(("stage", "dtype"), [(1, "float32"), (2, "bfloat16"), (3, "float32"), (3, "bfloat16")])
+def test_what_is_kept_in_cpu_memory_trains_the_same(make_trainer: Make, stage: int, dtype: str) -> None:
+    runs = []
+    for offload in (False, True):
+        parallel = {"zero_stage": stage, "offload_optimizer": offload, "offload_params": offload and stage == 3}
+        trainer = make_trainer(optim={"name": "adamw", "lr": 1e-2}, model={"dtype": dtype}, parallel=parallel)
+        settings = (
+            trainer._tools.backend.engine.zero_offload_optimizer(),
+            trainer._tools.backend.engine.zero_offload_param(),
+        )
+        assert (settings[0] is not None, settings[1] is not None) == (offload, offload and stage == 3)
+        for step in range(2):
+            trainer.train(make_rows(), step)
+        runs.append(published(trainer))
+    assert distance(*runs) < (1e-6 if dtype == "float32" else 1e-2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from agentrl.trainers import scorer as scorer_module
-from agentrl.trainers.models import Policy, load_policy
+from agentrl.trainers.models import Head, Policy, load_policy
 from agentrl.trainers.packing import pack, split_packs
 from agentrl.trainers.pixels import PixelCache, load_pictures
 from agentrl.trainers.scorer import TokenScorer
 from PIL import Image as PILImage
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from agentrl import DataError, Image, Row
 from agentrl.image_store import ImageStore
@@ -61,6 +63,32 @@ def test_chunks_change_neither_values_nor_gradients(models: Path, monkeypatch: p
         assert torch.allclose(whole, cut, atol=1e-4, rtol=1e-5)
 
 
+class Largest(TorchDispatchMode):
+    """The most elements that any floating-point result of an operator had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                self.numel = max(self.numel, tensor.numel())
+        return result
+
+
+def test_no_tensor_is_ever_as_large_as_all_logits(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scorer_module, "CHUNK_LOGITS", 32 * 320)
+    policy = load_policy(str(models / "tied"))
+    rows = [make_row(seed, 100, trained=99) for seed in range(3)]
+    with Largest() as largest:
+        logp, entropy = TokenScorer(policy, 1.0, entropy_grad=True)(split_packs(rows, policy, None))
+        (logp.sum() + entropy.sum()).backward()
+    assert len(logp) == 297
+    assert largest.numel < 297 * 320 / 2
+
+
 def picture(seed: int, width: int, height: int) -> Image:
     pixels = np.random.default_rng(seed).integers(0, 255, (height, width, 3)).astype(np.uint8)
     return Image(PILImage.fromarray(pixels))
@@ -73,7 +101,7 @@ class Gallery:
         self.policy = load_policy(str(models / "vision"))
         self.store = ImageStore(folder)
         self.cache = load_pictures(str(models / "vision"), self.store)
-        self.processor = self.cache._processor
+        self.processor = self.cache._processor.image_processor
 
     def put(self, seed: int, width: int, height: int) -> tuple[str, int]:
         sha = self.store.put(picture(seed, width, height))
@@ -130,7 +158,9 @@ def test_a_wrong_number_of_placeholders_is_an_error(gallery: Gallery) -> None:
 def test_the_least_recently_used_pictures_leave_the_cache(gallery: Gallery) -> None:
     shown = [gallery.put(seed, 56, 56) for seed in range(3)]
     one = gallery.cache.get(*shown[0])
-    small = PixelCache(gallery.store, gallery.processor, max_bytes=2 * sum(tensor.nbytes for tensor in one.values()))
+    small = PixelCache(
+        gallery.store, gallery.cache._processor, max_bytes=2 * sum(tensor.nbytes for tensor in one.values())
+    )
     for index in (0, 1, 0, 2):
         small.get(*shown[index])
     assert list(small._kept) == [shown[0][0], shown[2][0]]
@@ -154,17 +184,20 @@ def other_model(folder: Path, name: str, **options: Any) -> Policy:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "packs", "separate_head"),
+    ("name", "options", "packs", "head"),
     [
-        ("Llama", {}, True, True),
-        ("Mistral", {"sliding_window": 8}, True, True),
-        ("Gemma2", {"sliding_window": 8, "final_logit_softcapping": 2.0}, False, False),
-        ("Granite", {"logits_scaling": 4.0}, True, False),
+        ("Llama", {}, True, Head()),
+        ("Mistral", {"sliding_window": 8}, True, Head()),
+        ("Gemma2", {"sliding_window": 8, "final_logit_softcapping": 2.0}, False, Head(cap=2.0)),
+        ("Granite", {"logits_scaling": 4.0}, True, Head(scale=0.25)),
+        ("Cohere", {"logit_scale": 0.5}, True, Head(scale=0.5)),
     ],
 )
-def test_other_families(tmp_path: Path, name: str, options: dict[str, Any], packs: bool, separate_head: bool) -> None:
+def test_other_families(tmp_path: Path, name: str, options: dict[str, Any], packs: bool, head: Head) -> None:
     policy = other_model(tmp_path, name, **options)
     rows = [make_row(seed, length) for seed, length in enumerate([20, 33, 7])]
     logp, _ = TokenScorer(policy, 0.9)(split_packs(rows, policy, None))
-    assert (policy.packs, policy.separate_head) == (packs, separate_head)
+    assert (policy.packs, policy.head) == (packs, head)
+    unknown = replace(policy, head=None)
+    assert torch.allclose(logp, TokenScorer(unknown, 0.9)(split_packs(rows, unknown, None))[0], atol=1e-5)
     assert torch.allclose(logp, torch.cat([reference(policy, row, 0.9) for row in rows]), atol=1e-5)

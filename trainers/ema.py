@@ -1,0 +1,92 @@
+"""An exponential moving average of the weights (Polyak 1992), beside the ones that are trained and sampled from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import DataError
+
+Shard = tuple[tuple[int, ...], Tensor]
+"""A parameter's whole shape and the part of it, flat, that one rank keeps the average of."""
+
+
+class WeightAverage:
+    """average <- decay * average + (1 - decay) * weights, in float32, after each update that was made.
+
+    Of trained parameters alone: of LoRA the two factors are averaged, not their product. Rank 0 keeps all of it; where
+    weights are sharded (ZeRO stage 3), each rank that of its own shards. Starts at the weights.
+    """
+
+    def __init__(self, model: nn.Module, decay: float, *, sharded: bool) -> None:
+        self._decay = decay
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._live: dict[str, Tensor] = {}
+        self._sharded: list[Any] = []
+        if sharded or dist.get_rank() == 0:
+            for name, parameter in model.named_parameters():
+                if parameter.requires_grad:
+                    self._sharded += [parameter] if sharded else []
+                    self._shapes[name] = tuple(parameter.ds_shape) if sharded else tuple(parameter.shape)
+                    self._live[name] = parameter.ds_tensor if sharded else parameter.data
+        self._average = {name: tensor.float().clone() for name, tensor in self._live.items()}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take one more set of weights in."""
+        for name, average in self._average.items():
+            average.lerp_(self._live[name].float(), 1.0 - self._decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the model holds the average; afterwards its own weights, bit for bit. For reading."""
+        kept = {name: tensor.clone() for name, tensor in self._live.items()}
+        try:
+            self._write(self._average)
+            yield
+        finally:
+            self._write(kept)
+
+    def _write(self, values: dict[str, Tensor]) -> None:
+        for name, tensor in self._live.items():
+            tensor.copy_(values[name])
+        for parameter in self._sharded:
+            parameter.partition()  # DeepSpeed keeps small ones gathered, and would not look at their shards again
+
+    def save(self, folder: Path) -> None:
+        """This rank's part."""
+        if self._average:
+            shards = {name: (self._shapes[name], tensor.flatten()) for name, tensor in self._average.items()}
+            torch.save(shards, _file(folder, dist.get_rank()))
+
+    def load(self, folder: Path) -> None:
+        """What `save` wrote with as many ranks. Raises DataError where it wrote nothing."""
+        if not self._average:
+            return
+        file = _file(folder, dist.get_rank())
+        if not file.is_file():
+            raise DataError(f"{folder} holds no averaged weights: it was written without --optim.ema")
+        stored: dict[str, Shard] = torch.load(file, weights_only=True)
+        for name, (_, flat) in stored.items():
+            self._average[name].copy_(flat.view(self._average[name].shape))
+
+
+def read_average(folder: Path) -> dict[str, Tensor]:
+    """The whole average of a checkpoint, by parameter name; empty when there is none."""
+    files = sorted(folder.glob("ema_rank_*.pt"), key=lambda file: int(file.stem.removeprefix("ema_rank_")))
+    parts: Sequence[dict[str, Shard]] = [torch.load(file, weights_only=True) for file in files]
+    whole: dict[str, Tensor] = {}
+    for name, (shape, _) in parts[0].items() if parts else ():
+        flat = torch.cat([part[name][1] for part in parts])
+        whole[name] = flat[: torch.Size(shape).numel()].view(shape)
+    return whole
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"ema_rank_{rank}.pt"
