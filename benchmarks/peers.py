@@ -86,6 +86,7 @@ class TrlLoop:
             report_to=[],
             per_device_train_batch_size=size,
             learning_rate=lr,
+            num_generations=2,
             beta=0.0,
             bf16=False,
             gradient_checkpointing=False,
