@@ -16,16 +16,15 @@ from torch import Tensor, nn
 from agentrl import Row
 
 Update = Callable[[], None]
-MICRO_BATCH_ROWS = 8
-"""Rows that padded implementations take at once: the default of TRL."""
 
 
 class BareLoop:
-    """Hugging Face's model, torch's AdamW, and nothing else."""
+    """Hugging Face's model, torch's AdamW, and nothing else. `size` = rows that are padded together."""
 
-    def __init__(self, path: str, lr: float) -> None:
+    def __init__(self, path: str, lr: float, size: int) -> None:
         from transformers import AutoModelForCausalLM
 
+        self._size = size
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, fused=True)
 
@@ -39,15 +38,15 @@ class BareLoop:
         self._step()
 
     def padded(self, rows: Sequence[Row], advantages: Sequence[float]) -> None:
-        """Rows in the order they came, `MICRO_BATCH_ROWS` at a time, padded to the longest of them."""
+        """Rows in the order they came, `size` at a time, padded to the longest of them."""
         count = sum(int(row.loss_mask.sum()) for row in rows)
-        for start in range(0, len(rows), MICRO_BATCH_ROWS):
-            part = rows[start : start + MICRO_BATCH_ROWS]
+        for start in range(0, len(rows), self._size):
+            part = rows[start : start + self._size]
             ids = side_by_side([row.token_ids for row in part])
             mask = side_by_side([row.loss_mask for row in part]).bool()
             real = side_by_side([np.ones(len(row)) for row in part])
             logits = self.model(input_ids=ids, attention_mask=real, use_cache=False).logits
-            self._accumulate(logits, ids, mask, Tensor(advantages[start : start + MICRO_BATCH_ROWS]), count)
+            self._accumulate(logits, ids, mask, Tensor(advantages[start : start + self._size]), count)
         self._step()
 
     def _accumulate(self, logits: Tensor, ids: Tensor, mask: Tensor, advantages: Tensor, count: int) -> None:
@@ -75,17 +74,19 @@ class TrlLoop:
     Raises ImportError when TRL is not installed.
     """
 
-    def __init__(self, path: str, lr: float) -> None:
+    def __init__(self, path: str, lr: float, size: int) -> None:
         from datasets import Dataset
         from trl import GRPOConfig, GRPOTrainer
 
+        self._size = size
         self._folder = tempfile.TemporaryDirectory()
         options = GRPOConfig(
             output_dir=self._folder.name,
             use_cpu=True,
             report_to=[],
-            per_device_train_batch_size=MICRO_BATCH_ROWS,
+            per_device_train_batch_size=size,
             learning_rate=lr,
+            num_generations=2,
             beta=0.0,
             bf16=False,
             gradient_checkpointing=False,
@@ -95,7 +96,7 @@ class TrlLoop:
             model=path,
             reward_funcs=lambda completions, **_: [0.0] * len(completions),
             args=options,
-            train_dataset=Dataset.from_list([{"prompt": "x"}] * MICRO_BATCH_ROWS),
+            train_dataset=Dataset.from_list([{"prompt": "x"}] * size),
         )
         self.trainer.create_optimizer()
         self.trainer.current_gradient_accumulation_steps = 1
@@ -105,8 +106,8 @@ class TrlLoop:
         trainer, model = self.trainer, self.trainer.model
         model.train()
         count = torch.tensor(sum(int(row.loss_mask.sum()) for row in rows))
-        for start in range(0, len(rows), MICRO_BATCH_ROWS):
-            part = slice(start, start + MICRO_BATCH_ROWS)
+        for start in range(0, len(rows), self._size):
+            part = slice(start, start + self._size)
             inputs = _trl_inputs(rows[part]) | {
                 "advantages": Tensor(advantages[part]),
                 "num_items_in_batch": count,

@@ -106,17 +106,17 @@ def compare(updates: dict[str, Update], rows: Sequence[Row], repeat: int) -> dic
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def trl_or_none(path: str) -> TrlLoop | None:
+def trl_or_none(path: str, size: int) -> TrlLoop | None:
     try:
-        return TrlLoop(path, LR)
+        return TrlLoop(path, LR, size)
     except ImportError as error:
         print(f"TRL is not compared: {error}", flush=True)
         return None
 
 
-def speed(name: str, path: str, rows: int, longest: int, budget: int, repeat: int) -> dict[str, float]:
-    """The ratios of one model; above 1 = ours is faster."""
-    ours, bare, trl = Ours(path, budget), BareLoop(path, LR), trl_or_none(path)
+def speed(name: str, path: str, rows: int, longest: int, size: int, repeat: int) -> dict[str, float]:
+    """The ratios of one model; above 1 = ours is faster. A micro-batch holds what `size` rows of the longest would."""
+    ours, bare, trl = Ours(path, size * longest), BareLoop(path, LR, size), trl_or_none(path, size)
     plain = compare({"ours": ours.update, "unpadded": bare.unpadded}, make_rows(even(rows)), repeat)
     others: dict[str, Update] = {"ours": ours.update, "padded": bare.padded}
     if trl is not None:
@@ -204,9 +204,9 @@ def main() -> None:
         return
     ratios: dict[str, float] = {"memory": memory_ratio(), "plan_s": plan_seconds()}
     with tempfile.TemporaryDirectory() as folder:
-        ratios |= speed("tiny", tiny_model(folder), 64, 1000, 8192, options.repeat)
+        ratios |= speed("tiny", tiny_model(folder), 64, 1000, 8, options.repeat)
     if options.model:
-        ratios |= speed(Path(options.model).name, options.model, 12, 600, 2048, options.repeat)
+        ratios |= speed(Path(options.model).name, options.model, 12, 400, 4, options.repeat)
     for name, ratio in ratios.items():
         print(f"{name:24s} {ratio:6.2f}   {WANTED[name.rpartition('/')[2]]}")
     RESULTS.parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from .reading import Reader
 from .slots import aligned, at_slots, rollout_ids
 from .updating import Parts, Updates
 
+logger = logging.getLogger(__name__)
 _NAMES = {
     "loss": "policy/loss",
     "kl_old": "policy/kl_old",
@@ -89,6 +91,9 @@ class BatchPass:
         largest = max(gather(self._max_abs))
         if "mismatch/kl" in report:
             report["mismatch/max_abs"] = largest
+        zeroed = report.get("correction/zeroed", 0.0)
+        if zeroed > 0.5 and self._tools.rank == 0:
+            logger.warning("the off-policy correction gives %.0f %% of the trained tokens weight 0", 100 * zeroed)
         return report
 
     def _loss(self, rows: MicroBatch, decided: Decided, denominator: float) -> tuple[Tensor, Tensor, Parts]:

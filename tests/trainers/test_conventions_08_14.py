@@ -1,4 +1,7 @@
-"""Conventions 8 to 14: the loss, its gradient and its denominators; ratios, corrections, KL, temperature."""
+"""Conventions 8 to 14: the loss, its gradient and its denominators; ratios, corrections, KL, temperature.
+
+Convention 8 on two ranks is in test_group.py, convention 9 where rollouts are scheduled in tests/core/test_filter.py.
+"""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ async def received(group: TrainerGroup) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-async def test_two_ranks_train_as_one_does_at_every_stage(start: Start, tmp_path: Path) -> None:
+async def test_convention_08_two_ranks_train_as_one_does_at_every_stage(start: Start, tmp_path: Path) -> None:
     batches = [make_rows(), [make_row(i, 20, rollout=f"{i}", reward=float(i)) for i in range(3)]]
     single = await start()
     expected = [await single.train(rows, step) for step, rows in enumerate(batches)]

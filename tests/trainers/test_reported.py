@@ -154,6 +154,19 @@ def test_a_sequence_ratio_does_not_explode_with_length() -> None:
         assert metrics["correction_zeroed"] == zeroed
 
 
+@pytest.mark.parametrize(("off", "warned"), [(8.0, True), (0.0, False)])
+def test_a_correction_that_leaves_little_to_train_is_said(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture, off: float, warned: bool
+) -> None:
+    trainer = make_trainer(algo={"correction": "icepop", "correction_range": (0.0, 1e6)})
+    rows = [make_row(i, 20, reward=float(i % 2)) for i in range(4)]
+    for row in rows:
+        row.logprobs -= np.where(row.loss_mask, 2 * off, 0.0).astype(np.float32)
+    metrics = trainer.train(rows, 0).metrics
+    assert metrics["correction/zeroed"] == float(warned)
+    assert ("100 % of the trained tokens weight 0" in caplog.text) == warned
+
+
 def test_every_turn_of_a_merged_row_is_trained(make_trainer: Make) -> None:
     """Three turns of 8 tokens with observations between them: 24 tokens get an advantage, whatever a turn may hold."""
     row = make_row(0, 40, trained=1, reward=1.0)
