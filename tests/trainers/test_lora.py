@@ -158,3 +158,12 @@ def test_the_head_of_an_untied_model_may_be_adapted(make_trainer: Make, tmp_path
 def test_a_folder_without_an_adapter_is_an_error(make_trainer: Make, models: Path) -> None:
     with pytest.raises(DataError, match="holds no adapter"):
         make_trainer(lora={"path": str(models / "tied")})
+
+
+def test_adapters_and_muon_train_beside_a_critic_of_its_own(make_trainer: Make) -> None:
+    trainer = make_trainer("untied", algo={"name": "ppo"}, lora={"rank": 4}, optim={"name": "muon", "lr": 1e-2})
+    before = published(trainer)
+    report = trainer.train(make_rows(), 0)
+    report = trainer.train(make_rows(), 1)
+    assert report.updated and report.metrics["critic/loss"] > 0
+    assert distance(before, published(trainer)) > 1e-3
