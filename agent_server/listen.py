@@ -1,0 +1,115 @@
+"""Binding a server: where it may listen, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import uvicorn
+from fastapi import FastAPI
+
+from agentrl.errors import ConfigError
+
+BACKLOG = 2048
+
+
+def read_token(path: str | None, flag: str) -> str | None:
+    """The first line of a token file; None without one. Raises ConfigError that names the flag, never the content."""
+    if path is None:
+        return None
+    try:
+        lines = Path(path).expanduser().read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{flag} {path}: {type(error).__name__}, it must be a text file with the token.") from None
+    if len(lines) != 1 or not lines[0].isascii():
+        raise ConfigError(f"{flag} {path} must hold one token and nothing else, in ASCII.")
+    return lines[0]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_bind(host: str, token: str | None, flag: str = "--token-file") -> None:
+    """Raises ConfigError for an address that other machines reach, without a token."""
+    if token is None and not is_loopback(host):
+        raise ConfigError(f"listening on {host} lets other machines in: give a token with {flag}, or use 127.0.0.1.")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises ConfigError when the address cannot be had."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}.") from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """`http://host:port` of a bound socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; `up` is set once it accepts connections."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.up.set()
+
+
+def make_server(app: FastAPI) -> Server:
+    """uvicorn without an access log (paths and keys stay out of logs) and without compression of WebSocket messages."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=BACKLOG,
+        ws_max_size=app.state.bounds.body,
+        ws_per_message_deflate=False,
+        timeout_graceful_shutdown=5,
+    )
+    return Server(config)
+
+
+@asynccontextmanager
+async def listening(app: FastAPI, listener: socket.socket) -> AsyncIterator[str]:
+    """Serve on the running event loop for as long as the context lasts; gives the URL. No signal handler is installed."""
+    server = make_server(app)
+    serving = asyncio.ensure_future(server._serve([listener]))
+    up = asyncio.ensure_future(server.up.wait())
+    try:
+        await asyncio.wait({serving, up}, return_when=asyncio.FIRST_COMPLETED)
+        if not server.started:
+            raise ConfigError(f"the server at {url_of(listener)} did not start")
+        yield url_of(listener)
+    finally:
+        up.cancel()
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+def serve_forever(app: FastAPI, listener: socket.socket) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    make_server(app).run([listener])
