@@ -11,13 +11,14 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import prometheus_client
 import pydantic_core
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, Counter
+from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -57,6 +58,7 @@ class ApiError(Exception):
         return {"error": {"class": self.kind, "message": str(self), "retryable": self.retryable}}
 
 
+Model = TypeVar("Model", bound=BaseModel)
 RenderError = Callable[[ApiError], Response]
 Authorize = Callable[[Mapping[bytes, bytes]], bool]
 
@@ -121,6 +123,41 @@ def json_depth(raw: bytes, enough: int) -> int:
 async def read_json(request: Request) -> Any:
     """The request's body as JSON, within the app's bounds. Raises ApiError."""
     return parse_json(await request.body(), request.app.state.bounds)
+
+
+def validated(model: type[Model], value: Any) -> Model:
+    """Raises ApiError 422."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise ApiError(422, explain(error.errors(include_url=False, include_context=False)), kind="Invalid") from None
+
+
+async def read_body(request: Request, model: type[Model]) -> Model:
+    """The request's body as a model. Raises ApiError 400, 413, 422."""
+    return validated(model, await read_json(request))
+
+
+def described_body(app: FastAPI, model: type[BaseModel]) -> dict[str, Any]:
+    """`openapi_extra` of a route that reads its body by `read_body`."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    app.state.schemas.update({**schema.pop("$defs", {}), model.__name__: schema})
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _describe(app: FastAPI) -> None:
+    """`/openapi.json` with the schemas that `described_body` refers to."""
+    make = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = make()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for name, schema in app.state.schemas.items():
+            schemas.setdefault(name, schema)
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]
 
 
 class Guard:
@@ -220,9 +257,10 @@ def make_app(
     app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False, **options)
     registry = CollectorRegistry()
     requests = Counter("agentrl_http_requests", "Answers by status", ["status"], registry=registry)
-    app.state.bounds, app.state.registry = bounds, registry
+    app.state.bounds, app.state.registry, app.state.schemas = bounds, registry, {}
     app.add_middleware(Guard, authorize=authorize, bounds=bounds, render=render, requests=requests)
     _answer_errors(app, render)
+    _describe(app)
 
     @app.get("/health", response_class=PlainTextResponse)
     async def health() -> str:

@@ -73,7 +73,10 @@ class Server(uvicorn.Server):
         self.up = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # uvicorn's way to say that the app's lifespan failed, which it has logged
+            raise ConfigError("the server did not start: the log says why") from None
         self.up.set()
 
 
@@ -100,13 +103,13 @@ async def listening(app: FastAPI, listener: socket.socket) -> AsyncIterator[str]
     up = asyncio.ensure_future(server.up.wait())
     try:
         await asyncio.wait({serving, up}, return_when=asyncio.FIRST_COMPLETED)
-        if not server.started:
-            raise ConfigError(f"the server at {url_of(listener)} did not start")
+        if serving.done():
+            serving.result()
         yield url_of(listener)
     finally:
         up.cancel()
         server.should_exit = True
-        await serving
+        await asyncio.wait({serving})
         listener.close()
 
 

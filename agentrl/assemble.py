@@ -39,12 +39,15 @@ def _toml_value(text: str) -> Any:
 
 
 class EnvSource:
-    """The environment of a run: its class or factory, and the options it was given."""
+    """The environment of a run: its class or factory, and the options it was given.
 
-    def __init__(self, config: Config) -> None:
+    `target` stands in for what `env.name` would be resolved to.
+    """
+
+    def __init__(self, config: Config, target: Any = None) -> None:
         assert config.env.name is not None
         self.name = config.env.name
-        self.target = resolve_env(self.name)
+        self.target = resolve_env(self.name, token_file=config.env.token_file) if target is None else target
         self.options = parse_options(config.env.opt, "--env.opt")
         self._check_options()
 

@@ -66,6 +66,11 @@ class EnvThread:
             raise CallTimeoutError
         return future.result()
 
+    @property
+    def lost(self) -> bool:
+        """Abandoned, and still held by the call that did not return."""
+        return self.abandoned and self._thread.is_alive()
+
     def end(self) -> None:
         """Let the thread finish once its queue is empty."""
         self._calls.put(None)
@@ -162,6 +167,11 @@ class EnvSession:
     @property
     def abandoned(self) -> bool:
         return self._thread is not None and self._thread.abandoned
+
+    @property
+    def lost(self) -> bool:
+        """Whether a call that never returned still holds the thread."""
+        return self._thread is not None and self._thread.lost
 
     async def run(self, what: str, call: Callable[[], Any], timeout_s: float | None = None) -> Any:
         """Any call on the env's thread, under the same bound and fault boundary as the env's methods."""

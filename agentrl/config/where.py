@@ -70,9 +70,11 @@ class EnvSection(Section):
     """The environment."""
 
     name: Annotated[str | None, tyro.conf.arg(aliases=["--env"])] = None
-    """A registered name, path/to/file.py:Class or gymnasium:ID."""
+    """A registered name, path/to/file.py:Class, gymnasium:ID, or http://host:port/name of an env server."""
     opt: KeyValues = []
     """KEY=VALUE for the environment's constructor and tasks(); repeatable. The value is read as TOML, else as a string."""
+    token_file: str | None = None
+    """File with the bearer token of an env server or reward server."""
 
 
 class RewardSection(Section):
