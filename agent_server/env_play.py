@@ -9,13 +9,13 @@ from typing import Any
 
 from agentrl import wire
 from agentrl.env import Task
-from agentrl.env_session import CallTimeoutError, EnvSession
-from agentrl.errors import AgentRLError, DataError, EnvError, error_class
+from agentrl.env_session import EnvSession
+from agentrl.errors import AgentRLError, DataError, EnvError
 from agentrl.messages import Action, Image
 from agentrl.schemas import OpenSession
 
 from .env_offer import Offer
-from .http import ApiError
+from .http import ApiError, as_api_error
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,6 @@ class Answer:
 
 def as_answer(error: ApiError) -> Answer:
     return Answer(error.status, wire.dump(error.body()))
-
-
-def as_api_error(error: AgentRLError) -> ApiError:
-    """Whose fault it was, as a status: 504 a call of the env that took too long, 500 what the env raised, 503 a service
-    under it, 422 what the client sent.
-    """
-    status = 503 if error.retryable else 422 if isinstance(error, DataError) else 500
-    if isinstance(error.__cause__, CallTimeoutError):
-        status = 504
-    return ApiError(status, str(error), kind=error_class(error), retryable=error.retryable)
 
 
 class PlayedSession:

@@ -16,8 +16,8 @@ from agentrl.errors import AgentRLError, DataError, error_class
 from agentrl.schemas import OpenSession, StepRequest
 
 from .env_offer import Offer
-from .env_play import Answer, PlayedSession, as_api_error
-from .http import ApiError
+from .env_play import Answer, PlayedSession
+from .http import ApiError, as_api_error
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class EnvService:
         self._pending += 1
         try:
             reply = await session.open(request)
-            body = wire.dump({"session_id": session.id, "lease_s": self.limits.lease_s, **reply}, nan="task" in reply)
+            body = self._opened(session, reply)
         except BaseException as error:
             self._close(session)
             if isinstance(error, AgentRLError):
@@ -113,6 +113,12 @@ class EnvService:
         session.touched = loop.time()
         loop.call_later(self.limits.lease_s, self._expire, session)
         return Answer(200, body)
+
+    def _opened(self, session: PlayedSession, reply: dict[str, Any]) -> bytes:
+        """The reply's bytes; only a drawn task may hold NaN, which comes back as the label or row it is part of."""
+        task = reply.pop("task", None)
+        body = wire.dump({"session_id": session.id, "lease_s": self.limits.lease_s, **reply})
+        return body if task is None else body[:-1] + b',"task":' + wire.dump(task, nan=True) + b"}"
 
     def _failed(self, offer: Offer, error: AgentRLError) -> None:
         kind = error_class(error)

@@ -23,6 +23,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agentrl.env_session import CallTimeoutError
+from agentrl.errors import AgentRLError, DataError, error_class
+
 log = logging.getLogger(__name__)
 
 KINDS = {400: "BadRequest", 401: "Unauthorized", 404: "NotFound", 405: "MethodNotAllowed", 413: "TooLarge"}
@@ -56,6 +59,16 @@ class ApiError(Exception):
 
     def body(self) -> dict[str, Any]:
         return {"error": {"class": self.kind, "message": str(self), "retryable": self.retryable}}
+
+
+def as_api_error(error: AgentRLError) -> ApiError:
+    """Whose fault it was, as a status: 504 a call of the env that took too long, 500 what the env raised, 503 a service
+    under it, 422 what the client sent.
+    """
+    status = 503 if error.retryable else 422 if isinstance(error, DataError) else 500
+    if isinstance(error.__cause__, CallTimeoutError):
+        status = 504
+    return ApiError(status, str(error), kind=error_class(error), retryable=error.retryable)
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -7,27 +7,16 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
 from agentrl.errors import ConfigError
+from agentrl.tokens import read_token
+
+__all__ = ["bind", "check_bind", "is_loopback", "listening", "make_server", "read_token", "serve_forever", "url_of"]
 
 BACKLOG = 2048
-
-
-def read_token(path: str | None, flag: str) -> str | None:
-    """The first line of a token file; None without one. Raises ConfigError that names the flag, never the content."""
-    if path is None:
-        return None
-    try:
-        lines = Path(path).expanduser().read_text().split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {path}: {type(error).__name__}, it must be a text file with the token.") from None
-    if len(lines) != 1 or not lines[0].isascii():
-        raise ConfigError(f"{flag} {path} must hold one token and nothing else, in ASCII.")
-    return lines[0]
 
 
 def is_loopback(host: str) -> bool:
