@@ -9,6 +9,8 @@ from typing import Any
 from ..errors import ConfigError
 from ..registry import suggest
 from .console import out
+from .exits import DONE, USAGE
+from .signals import terminable
 
 SERVERS = {"env": "environments for agentrl elsewhere", "reward": "a reward function"}
 
@@ -19,7 +21,7 @@ def main(argv: list[str]) -> int:
         print("usage: agentrl serve SERVER [OPTIONS]\n")
         print("\n".join(f"  {name:<10} {what}" for name, what in SERVERS.items()))
         print("\nagentrl serve SERVER --help shows its options.")
-        return 0 if argv else 2
+        return DONE if argv else USAGE
     if argv[0] not in SERVERS:
         raise ConfigError(f"There is no server {argv[0]!r}.{suggest(argv[0], SERVERS)} Known: {', '.join(SERVERS)}.")
     code: int = importlib.import_module(f".serve_{argv[0]}", __package__).main(argv[1:])
@@ -40,13 +42,14 @@ def server_parser(name: str, port: int) -> argparse.ArgumentParser:
 
 
 def listen(app: Any, options: argparse.Namespace) -> int:
-    """Bind, say where, serve until SIGINT or SIGTERM."""
+    """Bind, say where, serve until SIGINT or SIGTERM, which come out as KeyboardInterrupt once the envs are closed."""
     from agentrl.agent_server.listen import bind, serve_forever, url_of
 
     listener = bind(options.host, options.port)
     out.print(f"listening on {url_of(listener)}", markup=False)
-    serve_forever(app, listener)
-    return 0
+    with terminable():
+        serve_forever(app, listener)
+    return DONE
 
 
 def token_and_bounds(options: argparse.Namespace) -> dict[str, Any]:

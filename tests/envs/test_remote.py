@@ -36,7 +36,7 @@ from agentrl.assemble import load_processor
 from agentrl.env_check import check
 from agentrl.registry import resolve_env
 
-from .background import serving_envs
+from ..background import serving_envs
 
 
 class Guess(Env):
