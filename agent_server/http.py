@@ -133,6 +133,25 @@ def json_depth(raw: bytes, enough: int) -> int:
     return deepest
 
 
+async def receive_body(receive: Receive) -> bytes:
+    """The whole body of a request, straight from ASGI; the guard has bounded it."""
+    message = await receive()
+    if not message.get("more_body"):
+        return bytes(message.get("body", b""))
+    pieces = [message.get("body", b"")]
+    while message.get("more_body"):
+        message = await receive()
+        pieces.append(message.get("body", b""))
+    return b"".join(pieces)
+
+
+async def send_json(send: Send, status: int, body: bytes) -> None:
+    """A JSON answer, straight to ASGI."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
 async def read_json(request: Request) -> Any:
     """The request's body as JSON, within the app's bounds. Raises ApiError."""
     return parse_json(await request.body(), request.app.state.bounds)
@@ -184,6 +203,12 @@ class Guard:
         self.bounds = bounds
         self.render = render
         self.requests = requests
+        self._by_status: dict[int, Any] = {}
+
+    def _count(self, status: int) -> None:
+        if status not in self._by_status:
+            self._by_status[status] = self.requests.labels(status)
+        self._by_status[status].inc()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -201,7 +226,7 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                self.requests.labels(message["status"]).inc()
+                self._count(message["status"])
             await send(message)
 
         if refusal is not None:

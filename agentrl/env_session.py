@@ -140,6 +140,7 @@ class EnvSession:
         self.name = name
         self._thread: EnvThread | None = None
         self._env: Any = None
+        self._coroutines: dict[str, bool] = {}
         self.close_error: AgentRLError | None = None
 
     async def __aenter__(self) -> EnvSession:
@@ -213,7 +214,9 @@ class EnvSession:
         return await blame_env(f"{self.name}: {method}", coming, timeout)
 
     def _is_coroutine(self, method: str) -> bool:
-        return inspect.iscoroutinefunction(inspect.unwrap(getattr(self._env, method)))
+        if method not in self._coroutines:
+            self._coroutines[method] = inspect.iscoroutinefunction(inspect.unwrap(getattr(self._env, method)))
+        return self._coroutines[method]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -164,7 +164,9 @@ class McpTools:
     _mcp: McpConnection | None = None
 
     def reset(self, **options: Any) -> Any:
-        self._mcp_left, self._mcp = self._mcp, None
+        left = self.__dict__.setdefault("_mcp_left", [])
+        left += [self._mcp] if self._mcp is not None else []
+        self._mcp = None
         return super().reset(**options)  # type: ignore[misc]
 
     async def _mcp_call(self, name: str, arguments: dict[str, Any]) -> Any:
@@ -173,7 +175,8 @@ class McpTools:
         return await self._mcp.call(name, arguments)
 
     async def close(self) -> None:
-        for connection in (self.__dict__.pop("_mcp_left", None), self.__dict__.pop("_mcp", None)):
+        current, self._mcp = self._mcp, None
+        for connection in (*self.__dict__.pop("_mcp_left", ()), current):
             if connection is not None:
                 await connection.close()
         outcome = super().close()  # type: ignore[misc]
