@@ -224,12 +224,12 @@ async def compare(what: str, sessions: int, seconds: float, ours: Step, bare: St
 
 async def measure(seconds: float) -> dict[str, Any]:
     results: list[dict[str, Any]] = []
-    connector = aiohttp.TCPConnector(limit=0)
+    connectors = [aiohttp.TCPConnector(limit=0) for _ in range(2)]
     async with (
         served("env") as (env, pid),
         served("echo") as (echo, bare_pid),
-        aiohttp.ClientSession(env, connector=connector) as ours,
-        aiohttp.ClientSession(echo) as bare,
+        aiohttp.ClientSession(env, connector=connectors[0]) as ours,
+        aiohttp.ClientSession(echo, connector=connectors[1]) as bare,
     ):
         pids = (pid, bare_pid)
         for n in SESSIONS:
