@@ -184,7 +184,7 @@ class EnvSession:
         """An attribute of the env, also through gymnasium's wrappers."""
         return await self.run(name, lambda: _attribute(self._env, name, default))
 
-    async def reset(self, seed: int, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    async def reset(self, seed: int | None, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """-> (observation, info), its shape checked."""
         result = await self._call("reset", seed=seed, options=options)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):

@@ -82,7 +82,7 @@ class RemoteEnv(Env):
         self.task = task if task is not None else drawn or Task(id=str(seed))
         return await self._observed(client, opened.observation), _info(opened.info)
 
-    async def step(self, action: Any) -> Any:
+    async def step(self, action: Any) -> Any:  # type: ignore[override]
         client, session = self._client, self._session
         if client is None or session is None:
             raise EnvError("step before reset")
@@ -179,7 +179,7 @@ def served(url: str, token_file: str | None = None) -> type[RemoteEnv]:
             self._begin(type(self).form, type(self).link)
 
         @classmethod
-        def tasks(cls, split: str = "train") -> Iterable[Task]:
+        def tasks(cls, split: str = "train") -> Iterable[Task]:  # type: ignore[override]
             """The tasks that the server brings."""
             return read_tasks(TaskPages(base, found.name, token, split))
 
