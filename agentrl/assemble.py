@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .config import Config
@@ -15,9 +15,11 @@ from .errors import AgentRLError, ConfigError
 from .executor import AgentExecutorBase
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
-from .registry import accepted_options, load_object, resolve_env, suggest
+from .registry import accepted_options, is_url, load_object, resolve_env, suggest
 from .renderer import Renderer
+from .reward_client import served_reward
 from .single_turn import SingleTurnExecutor
+from .tokens import read_token
 
 
 def parse_options(pairs: Iterable[str], flag: str) -> dict[str, Any]:
@@ -39,12 +41,15 @@ def _toml_value(text: str) -> Any:
 
 
 class EnvSource:
-    """The environment of a run: its class or factory, and the options it was given."""
+    """The environment of a run: its class or factory, and the options it was given.
 
-    def __init__(self, config: Config) -> None:
+    `target` stands in for what `env.name` would be resolved to.
+    """
+
+    def __init__(self, config: Config, target: Any = None) -> None:
         assert config.env.name is not None
         self.name = config.env.name
-        self.target = resolve_env(self.name)
+        self.target = resolve_env(self.name, token_file=config.env.token_file) if target is None else target
         self.options = parse_options(config.env.opt, "--env.opt")
         self._check_options()
 
@@ -99,8 +104,17 @@ def make_executor(config: Config) -> AgentExecutorBase:
         source = EnvSource(config)
         return MultiTurnExecutor(source.make, config.env.name)
     if config.reward.name:
-        return SingleTurnExecutor([load_object(spec) for spec in config.reward.name], config.reward.weights)
+        rewards = [make_reward(spec, config.env.token_file) for spec in config.reward.name]
+        return SingleTurnExecutor(rewards, config.reward.weights)
     raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
+
+
+def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
+    """The reward function of `path/to/file.py:function`, or one that asks a reward server."""
+    if is_url(spec):
+        return served_reward(spec, read_token(token_file, "--env.token-file"))
+    function: Callable[..., Any] = load_object(spec)
+    return function
 
 
 def _own_executor(spec: str) -> AgentExecutorBase:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ConfigError
-from ..registry import load_object, suggest
+from ..registry import is_url, load_object, suggest
 from .config import Config
 from .how import AlgoSection
 
@@ -239,7 +239,17 @@ def check_sources(config: Config) -> None:
         raise ConfigError("--env.opt needs --env.")
     if config.env.name is None and config.data.path is None:
         raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
+    _check_servers(config)
     _check_only_with_data(config)
+
+
+def _check_servers(config: Config) -> None:
+    """What belongs to servers, or cannot reach them."""
+    served = config.env.name is not None and is_url(config.env.name)
+    if served and config.env.opt:
+        raise ConfigError(f"--env.opt is not used with --env {config.env.name}: give it to agentrl serve env.")
+    if config.env.token_file is not None and not (served or any(map(is_url, config.reward.name))):
+        raise ConfigError("--env.token-file is not used without an env or reward server, http://…")
 
 
 def _check_only_with_data(config: Config) -> None:

@@ -70,16 +70,19 @@ class EnvSection(Section):
     """The environment."""
 
     name: Annotated[str | None, tyro.conf.arg(aliases=["--env"])] = None
-    """A registered name, path/to/file.py:Class or gymnasium:ID."""
+    """A registered name, path/to/file.py:Class, gymnasium:ID, or http://host:port/name of an env server."""
     opt: KeyValues = []
     """KEY=VALUE for the environment's constructor and tasks(); repeatable. The value is read as TOML, else as a string."""
+    token_file: str | None = None
+    """File with the bearer token of an env server or reward server."""
 
 
 class RewardSection(Section):
     """Reward functions of single-turn runs."""
 
     name: Annotated[Names, tyro.conf.arg(aliases=["--reward"])] = []
-    """path/to/file.py:function; repeatable."""
+    """path/to/file.py:function, or http://host:port of a reward server (several with the same reward, separated by commas,
+    share the work); repeatable."""
     weights: list[float] = []
     """One weight for each reward function; all 1 when absent."""
 
