@@ -1,0 +1,90 @@
+"""The policy server of a process that plays episodes: it runs on the same event loop, for as long as that loop does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
+from agentrl.policy_session import PolicySession
+from agentrl.renderer import Renderer
+
+from .listen import bind, check_bind, listening
+from .policy_app import policy_app
+from .policy_desk import RolloutDesk
+
+MODEL = "policy"
+"""What the policy is called; requests may call it anything."""
+LOOPBACK = "127.0.0.1:0"
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Where a worker's policy server listens (`bind`, HOST:PORT, port 0 = a free one), and what agents are told of it."""
+
+    bind: str = LOOPBACK
+    advertise_url: str | None = None
+    token: str | None = None
+
+    @classmethod
+    def of_worker(cls, worker: int, bind: str | None, advertise_url: str | None, token: str | None) -> Listening:
+        """Worker k listens on the port of `bind` + k. Raises ConfigError."""
+        host, port = split_address(bind or LOOPBACK)
+        shown = f"[{host}]" if ":" in host else host
+        return cls(f"{shown}:{port + worker if port else 0}", advertise_url, token)
+
+    def url(self, port: int, own: str) -> str:
+        """The root URL that agents are told; `{port}` in advertise_url stands for this server's port."""
+        root = own if self.advertise_url is None else self.advertise_url.replace("{port}", str(port))
+        return root.rstrip("/").removesuffix("/v1")
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """(host, port) of HOST:PORT. Raises ConfigError."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise ConfigError(f"--agent.bind {address}: give HOST:PORT, as in 127.0.0.1:8100.")
+    return host.strip("[]"), int(port)
+
+
+class PolicyHost:
+    """One policy server and the keys of the rollouts it serves."""
+
+    def __init__(self, where: Listening, renderer: Renderer, max_len: int) -> None:
+        host, port = split_address(where.bind)
+        check_bind(host, where.token, "--agent.token-file")
+        self.desk = RolloutDesk(MODEL, max_len, renderer, where.token)
+        self.loop = asyncio.get_running_loop()
+        self._socket = bind(host, port)
+        self._where = where
+        self._up: asyncio.Future[str] = self.loop.create_future()
+        self._serving = asyncio.ensure_future(self._serve())
+
+    async def _serve(self) -> None:
+        try:
+            async with listening(policy_app(self.desk), self._socket, "off") as own:
+                self._up.set_result(self._where.url(self._socket.getsockname()[1], own))
+                await asyncio.Event().wait()
+        except AgentRLError as error:
+            self._up.set_exception(error)
+
+    @asynccontextmanager
+    async def opened(self, session: PolicySession) -> AsyncIterator[tuple[str, str]]:
+        """(root URL, key) under which an agent reaches the session; afterwards the key is answered with 410."""
+        root = await asyncio.shield(self._up)
+        if self._serving.done():
+            raise InfrastructureError("the policy server is gone")
+        key = self.desk.open(session)
+        try:
+            yield root, key
+        finally:
+            await session.end()
+            self.desk.close(key)
+
+    async def close(self) -> None:
+        self._serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._serving
