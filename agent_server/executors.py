@@ -10,17 +10,21 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
+from agentrl.config import Config
 from agentrl.env import Task
 from agentrl.errors import AgentError, AgentRLError, ConfigError, EnvError
 from agentrl.executor import AgentExecutorBase, RolloutContext
 from agentrl.policy_session import PolicySession, SamplingMode
 from agentrl.reward import read_verdict
 from agentrl.single_turn import SingleTurnExecutor
+from agentrl.tokens import read_token
 from agentrl.trajectory import Trajectory
 
 from .agent_servers import AgentServers
 from .agent_wire import PolicyAccess
+from .listen import is_loopback
 from .policy_host import MODEL, Listening, PolicyHost
 from .sdk_clients import Clients, wanted_client
 
@@ -37,6 +41,14 @@ class AgentOptions:
     listening: Listening = field(default_factory=Listening)
     sampling: SamplingMode = "force"
     judge: SingleTurnExecutor | None = None
+
+
+def agent_options(config: Config, worker: int, judge: SingleTurnExecutor | None) -> AgentOptions:
+    """The options of a run's agent section, in rollout worker `worker`. Raises ConfigError."""
+    agent = config.agent
+    token = read_token(agent.token_file, "--agent.token-file")
+    where = Listening.of_worker(worker, agent.bind, agent.advertise_url, token)
+    return AgentOptions(where, agent.sampling, judge)
 
 
 class HttpAgentExecutor(AgentExecutorBase):
@@ -138,6 +150,11 @@ class FunctionExecutor(HttpAgentExecutor):
         self.run = run
         self._clients = Clients(wanted_client(run))
 
+    @classmethod
+    def configured(cls, run: Run, config: Config, worker: int, judge: SingleTurnExecutor | None) -> FunctionExecutor:
+        """As a run's configuration says."""
+        return cls(run, agent_options(config, worker, judge))
+
     async def run_agent(self, task: Task, ctx: RolloutContext) -> Any:
         assert ctx.policy_url is not None and ctx.api_key is not None
         client = self._clients.make(ctx.policy_url, ctx.api_key)
@@ -155,6 +172,18 @@ class RemoteAgentExecutor(HttpAgentExecutor):
     ) -> None:
         super().__init__(options)
         self._agents = AgentServers([url] if isinstance(url, str) else url, token)
+
+    @classmethod
+    def configured(cls, config: Config, worker: int, judge: SingleTurnExecutor | None) -> RemoteAgentExecutor:
+        """As a run's configuration says. Raises ConfigError for agents that could not reach the policy server."""
+        options = agent_options(config, worker, judge)
+        elsewhere = [url for url in config.agent.name if not is_loopback(urlsplit(url).hostname or "")]
+        if elsewhere and config.agent.bind is None and config.agent.advertise_url is None:
+            raise ConfigError(
+                f"the agent at {elsewhere[0]} cannot reach a policy server on 127.0.0.1: say where it listens and what the "
+                "agent is told with --agent.bind and --agent.advertise-url."
+            )
+        return cls(config.agent.name, options, token=options.listening.token)
 
     async def run_agent(self, task: Task, ctx: RolloutContext) -> Any:
         assert ctx.policy_url is not None and ctx.api_key is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from .policy_desk import RolloutDesk
 
 MODEL = "policy"
 """What the policy is called; requests may call it anything."""
+BIND_PAUSES_S = (0.25, 0.5, 1.0, 2.0, 2.0)
 LOOPBACK = "127.0.0.1:0"
 
 
@@ -33,6 +35,11 @@ class Listening:
     def of_worker(cls, worker: int, bind: str | None, advertise_url: str | None, token: str | None) -> Listening:
         """Worker k listens on the port of `bind` + k. Raises ConfigError."""
         host, port = split_address(bind or LOOPBACK)
+        check_bind(host, token, "--agent.token-file")
+        if host in ("0.0.0.0", "::") and advertise_url is None:
+            raise ConfigError(f"--agent.bind {bind} is no address to reach: name one with --agent.advertise-url.")
+        if port + worker > 65535:
+            raise ConfigError(f"--agent.bind {bind}: worker {worker} would listen on port {port + worker}.")
         shown = f"[{host}]" if ":" in host else host
         return cls(f"{shown}:{port + worker if port else 0}", advertise_url, token)
 
@@ -50,23 +57,31 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+async def bind_patiently(host: str, port: int) -> socket.socket:
+    """A bound socket. A worker that was killed may hold its port for a moment; its successor waits. Raises ConfigError."""
+    for pause in BIND_PAUSES_S:
+        try:
+            return bind(host, port)
+        except ConfigError:
+            await asyncio.sleep(pause)
+    return bind(host, port)
+
+
 class PolicyHost:
     """One policy server and the keys of the rollouts it serves."""
 
     def __init__(self, where: Listening, renderer: Renderer, max_len: int) -> None:
-        host, port = split_address(where.bind)
-        check_bind(host, where.token, "--agent.token-file")
         self.desk = RolloutDesk(MODEL, max_len, renderer, where.token)
         self.loop = asyncio.get_running_loop()
-        self._socket = bind(host, port)
         self._where = where
         self._up: asyncio.Future[str] = self.loop.create_future()
         self._serving = asyncio.ensure_future(self._serve())
 
     async def _serve(self) -> None:
         try:
-            async with listening(policy_app(self.desk), self._socket, "off") as own:
-                self._up.set_result(self._where.url(self._socket.getsockname()[1], own))
+            listener = await bind_patiently(*split_address(self._where.bind))
+            async with listening(policy_app(self.desk), listener, "off") as own:
+                self._up.set_result(self._where.url(listener.getsockname()[1], own))
                 await asyncio.Event().wait()
         except AgentRLError as error:
             self._up.set_exception(error)

@@ -115,7 +115,9 @@ class Call:
     def replayable(self) -> bool:
         """Under way or done; a cancelled or failed one has nothing to repeat."""
         sampling = self._sampling
-        return not sampling.done() or not (sampling.cancelled() or sampling.exception() is not None)
+        if not sampling.done():
+            return not sampling.cancelling()
+        return not sampling.cancelled() and sampling.exception() is None
 
     @property
     def dropped(self) -> bool:
@@ -150,6 +152,7 @@ class PolicySession:
         self.failure: AgentRLError | None = None
         self.exhausted = False
         self.conversations: dict[str, tuple[Message, ...]] = {}
+        ctx.gives_up = True
         self._warn = warn
         self._known: dict[bytes, Turn] = {}
         self._contexts: dict[tuple[Node | None, bytes], _Context] = {}
@@ -409,6 +412,7 @@ class PolicySession:
     async def end(self) -> None:
         """No request is answered any more, and those under way are cancelled. The record says how the rollout ended."""
         self.ended = True
+        self.ctx.gives_up = False
         calls = [call for same in self._calls.values() for call in same]
         await asyncio.gather(*(call.cancel() for call in calls))
         undelivered = sum(call.replayable and not call.delivered for call in calls)
