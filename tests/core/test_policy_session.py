@@ -456,7 +456,7 @@ class RandomAgent:
         return (results[::-1] if dice % 2 else results) or [user(f"go on {dice % 3}")]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(STEPS, st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=8))
 def test_every_token_of_a_delivered_reply_is_trained_once_in_its_context(steps: Any, words: list[int]) -> None:
     async def live() -> None:
