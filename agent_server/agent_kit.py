@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.env import Task
 from agentrl.errors import DataError
+from agentrl.wire import read_task
 
-from .agent_wire import MOST_WAIT_S, EpisodeRequest, task_from_json
+from .agent_wire import MOST_WAIT_S, EpisodeRequest
 from .executors import Run, outcome_fields
 from .http import ApiError, bearer, json_response, make_app, render_error
 from .listen import is_loopback, read_token
@@ -138,7 +139,7 @@ class _Book:
 
 def _task(request: EpisodeRequest) -> Task:
     try:
-        return task_from_json(request.task)
+        return read_task(request.task.model_dump())
     except DataError as error:
         raise ApiError(422, str(error), kind="Invalid") from error
 

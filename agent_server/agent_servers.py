@@ -17,8 +17,10 @@ from pydantic import ValidationError
 from agentrl.engine import Limits
 from agentrl.env import Task
 from agentrl.errors import AgentError, ConfigError, InfrastructureError
+from agentrl.schemas import TaskForm
+from agentrl.wire import task_form
 
-from .agent_wire import EpisodeReply, EpisodeRequest, PolicyAccess, limits_to_json, task_to_json
+from .agent_wire import EpisodeReply, EpisodeRequest, PolicyAccess
 
 POLL_S = 20.0
 """How long one question may wait at the agent server for the end of an episode."""
@@ -69,9 +71,9 @@ class AgentServers:
         request = EpisodeRequest(
             episode_id=f"{self._name}-{rollout_id}",
             attempt=attempt,
-            task=task_to_json(task),
+            task=TaskForm.model_validate(task_form(task)),
             policy=policy,
-            limits=limits_to_json(limits),
+            limits=dict(vars(limits)),
             idempotency_key=secrets.token_hex(16),
         )
         async with aiohttp.ClientSession(headers=self._headers) as http:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
+import weakref
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -73,9 +73,10 @@ class HttpAgentExecutor(AgentExecutorBase):
         """Run the agent against ctx.policy_url with ctx.api_key; what it returned."""
 
     def _host_here(self, ctx: RolloutContext) -> PolicyHost:
-        """The server on the running event loop; it is started once, and ends with the loop."""
+        """The server on the running event loop; it is started once, and ends with the loop, or some time after this."""
         if self._host is None or self._host.loop is not asyncio.get_running_loop():
             self._host = PolicyHost(self.options.listening, ctx.renderer, ctx.limits.max_len)
+            weakref.finalize(self, self._host.retire)
         return self._host
 
     async def close(self) -> None:
@@ -145,8 +146,6 @@ class FunctionExecutor(HttpAgentExecutor):
 
     def __init__(self, run: Run, options: AgentOptions | None = None) -> None:
         super().__init__(options)
-        if not inspect.iscoroutinefunction(inspect.unwrap(run)):
-            raise ConfigError("an agent function is `async def run(task, client)`.")
         self.run = run
         self._clients = Clients(wanted_client(run))
 

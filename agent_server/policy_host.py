@@ -19,6 +19,9 @@ from .policy_desk import RolloutDesk
 
 MODEL = "policy"
 """What the policy is called; requests may call it anything."""
+LINGER_S = 60.0
+FOREVER_S = 1e9
+"""A timer, as the event loop keeps alive what waits for one."""
 BIND_PAUSES_S = (0.25, 0.5, 1.0, 2.0, 2.0)
 LOOPBACK = "127.0.0.1:0"
 
@@ -82,7 +85,7 @@ class PolicyHost:
             listener = await bind_patiently(*split_address(self._where.bind))
             async with listening(policy_app(self.desk), listener, "off") as own:
                 self._up.set_result(self._where.url(listener.getsockname()[1], own))
-                await asyncio.Event().wait()
+                await asyncio.sleep(FOREVER_S)
         except AgentRLError as error:
             self._up.set_exception(error)
 
@@ -98,6 +101,11 @@ class PolicyHost:
         finally:
             await session.end()
             self.desk.close(key)
+
+    def retire(self) -> None:
+        """Nobody opens sessions any more: late requests are answered for a while, then the server ends. From any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and the server with it
+            self.loop.call_soon_threadsafe(self.loop.call_later, LINGER_S, self._serving.cancel)
 
     async def close(self) -> None:
         self._serving.cancel()

@@ -17,6 +17,8 @@ def wanted_client(run: Callable[..., Any]) -> Vendor:
 
     Raises ConfigError for a function that does not take (task, client).
     """
+    if not inspect.iscoroutinefunction(inspect.unwrap(run)):
+        raise ConfigError("an agent function is `async def run(task, client)`.")
     parameters = list(inspect.signature(run).parameters.values())
     try:
         inspect.signature(run).bind(None, None)
