@@ -43,6 +43,9 @@ SamplingMode = Literal["force", "strict", "free"]
 """force: ours, whatever is asked; strict: anything else is refused; free: as asked (nothing is trained)."""
 
 
+ENGINE_WISHES = ("temperature", "top_p", "top_k", "min_p")
+
+
 @dataclass(eq=False)
 class Turn:
     """One reply: `content` and `calls` as they are sent, `finish` stop | length | placeholder | tool_calls."""
@@ -213,12 +216,23 @@ class PolicySession:
         unheeded = [name for name in TEMPLATE_ONLY if ask.wishes.get(name) is not None]
         if unheeded:
             self._warn(f"{' and '.join(unheeded)}: the policy is asked, not forced: it could not be trained otherwise")
+        if self.sampling == "free":
+            self._heed(ask)
+            return
         changed = changes_distribution(ask.wishes, self.ctx.sampling.temperature)
-        if not changed or self.sampling == "free":
+        if not changed:
             return
         if self.sampling == "strict":
             raise BadAskError(f"agent.sampling = strict: {', '.join(changed)} would change what is trained")
         self._warn(f"agents ask for {', '.join(changed)}; the run's own sampling is used (agent.sampling = force)")
+
+    def _heed(self, ask: Ask) -> None:
+        """What is asked is done; what the engine cannot do is refused."""
+        unknown = changes_distribution({k: v for k, v in ask.wishes.items() if k not in ENGINE_WISHES}, 1.0)
+        if unknown:
+            raise BadAskError(f"not supported: {', '.join(unknown)}")
+        if isinstance(seed := ask.wishes.get("seed"), int):
+            self.ctx.seed = seed
 
     def _check_budget(self, ask: Ask, prompt: Prompt) -> None:
         limits = self.ctx.limits
@@ -447,8 +461,7 @@ def _aborted(generation: Generation) -> Generation:
 
 def _as_asked(ours: Sampling, wishes: Mapping[str, Any]) -> Sampling:
     """The request's own values where it gave any."""
-    known = {name: wishes[name] for name in ("temperature", "top_p", "top_k", "min_p") if wishes.get(name) is not None}
-    return replace(ours, **known)
+    return replace(ours, **{name: wishes[name] for name in ENGINE_WISHES if wishes.get(name) is not None})
 
 
 def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:

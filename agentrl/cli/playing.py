@@ -82,13 +82,13 @@ def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, float]:
             return (
                 choose_model(config, uses_images, gpus) if config.model.path else untrained_tiny(tiny_kind(uses_images))
             )
-        gpus = _join(config, session)
+        gpus = join_cluster(config, session)
         return choose_model(config, uses_images, gpus)
 
     return asyncio.run(preflight(config, model)), gpus
 
 
-def _join(config: Config, session: ExitStack) -> float:
+def join_cluster(config: Config, session: ExitStack) -> float:
     """GPUs of the cluster."""
     from ..cluster import check_gpus, connected
 
@@ -103,7 +103,7 @@ async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterat
     config = ready.config
     if config.engine.name in IN_PROCESS:
         renderer = make_renderer(config, ready.model_path)
-        engines = [_engine_here(config, renderer)] * config.engine.count
+        engines = [engine_here(config, renderer)] * config.engine.count
         name = config.env.name or "data"
         yield EpisodePlayer(engines, renderer, make_executor(config), ImageStore(image_dir), name)
         return
@@ -114,7 +114,7 @@ async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterat
         yield cluster.pool
 
 
-def _engine_here(config: Config, renderer: Renderer) -> Engine:
+def engine_here(config: Config, renderer: Renderer) -> Engine:
     from ..engines.random import RandomEngine, ordinary_ids
     from ..engines.scripted import ScriptedEngine
 
