@@ -14,7 +14,7 @@ from agentrl.errors import DataError
 from agentrl.policy_ask import BadAskError
 from agentrl.policy_session import PolicySession, fingerprint
 
-from .http import ApiError, Bounds, make_app, read_json
+from .http import ApiError, Bounds, described_body, make_app, read_json
 from .policy_answer import Answer, error_response
 from .policy_chat import ChatExchange, ChatRequest, function_tool
 from .policy_desk import Desk
@@ -111,14 +111,12 @@ def _retried(request: Request) -> bool:
 
 
 def _add(app: FastAPI, path: str, handler: Any, schema: type[BaseModel] | None = None) -> None:
-    described = schema.model_json_schema(ref_template="#/components/schemas/{model}") if schema is not None else {}
-    body = {"requestBody": {"required": True, "content": {"application/json": {"schema": described}}}}
     app.add_api_route(
         path,
         handler,
         methods=["POST"],
         summary=(schema.__doc__ if schema is not None else None),
-        openapi_extra=body if schema is not None else None,
+        openapi_extra=None if schema is None else described_body(app, schema),
         response_class=JSONResponse,
     )
 
