@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -14,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from agentrl.policy_session import Call, Turn
 
 from .policy_errors import Fault, fault_of
-from .policy_exchange import Exchange
+from .policy_exchange import Exchange, dumps
 
 PACE_S = 0.005
 """Pause after each piece of a stream. The whole reply was sampled before: without a pause a client could not leave half-way."""
@@ -57,7 +56,7 @@ class Answer(Response):
             except Exception as error:
                 await error_response(fault_of(error), self.exchange.error_body)(scope, receive, send)
                 return
-            whole = json.dumps(self.exchange.whole(self.call, turns)).encode()
+            whole = dumps(self.exchange.whole(self.call, turns)).encode()
             await _start(send, {"content-type": "application/json", "content-length": str(len(whole))})
             self._deliver(turns)
             await _body(send, whole, more=False)

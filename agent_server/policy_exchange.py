@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -56,10 +57,26 @@ class Exchange(ABC):
         return
 
 
+def dumps(value: Any) -> str:
+    """JSON in ASCII; NaN and inf, which a model may write into a call, are null: other languages refuse them."""
+    try:
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def event(data: Mapping[str, Any], name: str | None = None) -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+    return f"{head}data: {dumps(data)}\n\n".encode()
 
 
 def pieces(text: str) -> Iterator[str]:

@@ -57,6 +57,14 @@ async def test_calls_that_are_no_objects_are_text(stage: Stage) -> None:
     assert stage.trained(await stage.play(run, broken, "two")) == [f"{broken}|two"]
 
 
+async def test_a_number_that_json_has_no_word_for(stage: Stage) -> None:
+    async def run(task: Task, client: AsyncAnthropic) -> Any:
+        reply = await client.messages.create(model="m", max_tokens=99, tools=[TOOL], messages=HI)
+        assert reply.content[0].input == {"a": None, "b": [1]}
+
+    await stage.play(run, '<tool_call>{"name": "add", "arguments": {"a": NaN, "b": [1]}}</tool_call>')
+
+
 async def test_stop_sequences_lengths_and_empty_replies(stage: Stage) -> None:
     async def run(task: Task, client: AsyncAnthropic) -> Any:
         create = client.messages.create
