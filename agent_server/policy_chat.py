@@ -50,7 +50,9 @@ DISTRIBUTION = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "
 class ChatExchange(Exchange):
     """One chat completion."""
 
-    error_body = staticmethod(Fault.openai)
+    @staticmethod
+    def error_body(fault: Fault) -> dict[str, Any]:
+        return fault.openai()
 
     def __init__(self, body: dict[str, Any], session: PolicySession, model: str) -> None:
         super().__init__("chatcmpl-")

@@ -32,6 +32,11 @@ class Exchange(ABC):
     stream: bool
     model: str
 
+    @staticmethod
+    @abstractmethod
+    def error_body(fault: Fault) -> dict[str, Any]:
+        """An error in the dialect's shape."""
+
     def __init__(self, prefix: str) -> None:
         self.id = f"{prefix}{uuid.uuid4().hex}"
         self.created = int(time.time())

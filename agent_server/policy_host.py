@@ -105,7 +105,7 @@ class PolicyHost:
     def retire(self) -> None:
         """Nobody opens sessions any more: late requests are answered for a while, then the server ends. From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the server with it
-            self.loop.call_soon_threadsafe(self.loop.call_later, LINGER_S, self._serving.cancel)
+            self.loop.call_soon_threadsafe(lambda: self.loop.call_later(LINGER_S, self._serving.cancel))
 
     async def close(self) -> None:
         self._serving.cancel()

@@ -36,7 +36,9 @@ class MessagesRequest(BaseModel):
 class MessagesExchange(Exchange):
     """One message."""
 
-    error_body = staticmethod(Fault.anthropic)
+    @staticmethod
+    def error_body(fault: Fault) -> dict[str, Any]:
+        return fault.anthropic()
 
     def __init__(self, body: dict[str, Any], session: PolicySession, model: str) -> None:
         super().__init__("msg_")

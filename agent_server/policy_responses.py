@@ -39,7 +39,9 @@ class ResponsesRequest(BaseModel):
 class ResponsesExchange(Exchange):
     """One response. Its conversation is kept with the session, for `previous_response_id`."""
 
-    error_body = staticmethod(Fault.openai)
+    @staticmethod
+    def error_body(fault: Fault) -> dict[str, Any]:
+        return fault.openai()
 
     def __init__(self, body: dict[str, Any], session: PolicySession, model: str) -> None:
         super().__init__("resp_")
