@@ -28,7 +28,7 @@ from ..tokens import read_token
 from ..trajectory import Trajectory
 from .console import out
 from .exits import DONE
-from .playing import ENGINES, IN_PROCESS, engine_here, join_cluster, run_until_signal
+from .playing import engine_here, in_process, join_cluster, run_until_signal
 from .policy import choose_model, tiny_kind, untrained_tiny
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ def main(argv: list[str]) -> int:
     config = Config(
         model=command.model, engine=command.engine, parallel=Config().parallel.model_copy(update={"gpus": 0.0})
     )
-    check_engine(config, ENGINES)
+    check_engine(config, ("vllm", "scripted", "random"))
     token = read_token(command.token_file, "--token-file")
     check_bind(command.host, token)
     with ExitStack() as session:
         listener = session.enter_context(bind(command.host, command.port))
-        gpus = join_cluster(config, session) if config.engine.name not in IN_PROCESS else 0.0
+        gpus = 0.0 if in_process(config) else join_cluster(config, session)
         ready = _ready(command, config, gpus)
         run_until_signal(_serve(command, ready, gpus, token, listener, url_of(listener)))
     return DONE
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 def _ready(command: ServePolicyCommand, config: Config, gpus: float) -> Ready:
     """The model and its limits, before anything loads."""
-    if config.engine.name in IN_PROCESS and config.model.path is None:
+    if in_process(config) and config.model.path is None:
         path = untrained_tiny(tiny_kind(False))
     else:
         path = choose_model(config, False, gpus)
@@ -114,7 +114,7 @@ async def _serve(
 
 
 async def _engine(ready: Ready, gpus: float, renderer: Renderer, stack: AsyncExitStack) -> Engine:
-    if ready.config.engine.name in IN_PROCESS:
+    if in_process(ready.config):
         return engine_here(ready.config, renderer)
     from ..cluster import Cluster
 

@@ -275,10 +275,16 @@ def _check_only_with_data(config: Config) -> None:
 def check_engine(config: Config, known: Sequence[str]) -> None:
     """The engine is one of those a command knows, and a script comes with the scripted one."""
     engine = config.engine
-    if engine.name not in known:
+    if "openai" in known and engine.name.startswith("openai:"):
+        if not is_url(engine.name.removeprefix("openai:")):
+            raise ConfigError(f"--engine {engine.name}: say where it is, as in openai:http://127.0.0.1:8000/v1.")
+    elif engine.name not in known or engine.name == "openai":
         raise ConfigError(
             f"There is no engine {engine.name!r} here.{suggest(engine.name, known)} Known: {', '.join(known)}."
         )
+    for name in ("model", "token_file"):
+        if name in engine.changed() and not engine.name.startswith("openai:"):
+            raise ConfigError(f"--engine.{name.replace('_', '-')} is not used with --engine {engine.name}.")
     if engine.name == "scripted" and engine.script is None:
         raise ConfigError("--engine scripted needs --engine.script path.py:function.")
     if engine.script is None:

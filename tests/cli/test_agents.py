@@ -86,3 +86,22 @@ def test_what_is_asked_wrongly_exits_with_2(play, write, tmp_path, argv, said) -
     result = play(*argv)
     assert result.code == 2 and said in result.err
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["--engine", "openai:nowhere"], "openai:http://"),
+        (["--engine", "openai"], "There is no engine 'openai' here"),
+        (["--engine", "random", "--engine.model", "x"], "--engine.model is not used"),
+        (["--engine", "openai:http://127.0.0.1:9/v1", "--engine.token-file", "nowhere"], "--engine.token-file nowhere"),
+    ],
+)
+def test_a_model_elsewhere_is_named_rightly(agentrl, models, argv, said) -> None:
+    result = agentrl("rollout", "--env", "calculator_math", "--model", models("tiny-text"), "-n", 1, *argv)
+    assert result.code == 2 and said in result.err
+
+
+def test_training_takes_no_engine_of_somebody_elses(agentrl) -> None:
+    result = agentrl("train", "--env", "calculator_math", "--engine", "openai:http://127.0.0.1:9/v1")
+    assert result.code == 2 and "There is no engine" in result.err
