@@ -36,7 +36,7 @@ DEFAULT_EPISODE_S = 3600.0
 class _Episode:
     """One attempt at an episode."""
 
-    request: EpisodeRequest
+    request: EpisodeRequest = field(repr=False)
     running: asyncio.Task[dict[str, Any]] = field(repr=False)
 
     @property

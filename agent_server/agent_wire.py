@@ -17,7 +17,7 @@ class PolicyAccess(Wire):
 
     base_url: str
     anthropic_base_url: str
-    api_key: str
+    api_key: str = Field(repr=False)
     model: str
 
 

@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
 from agentrl.policy_session import PolicySession
@@ -32,7 +32,7 @@ class Listening:
 
     bind: str = LOOPBACK
     advertise_url: str | None = None
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
 
     @classmethod
     def of_worker(cls, worker: int, bind: str | None, advertise_url: str | None, token: str | None) -> Listening:
