@@ -7,6 +7,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import uvicorn
 from fastapi import FastAPI
@@ -70,7 +71,7 @@ class Server(uvicorn.Server):
         self.up.set()
 
 
-def make_server(app: FastAPI) -> Server:
+def make_server(app: FastAPI, lifespan: Literal["auto", "off"] = "auto") -> Server:
     """uvicorn without an access log (paths and keys stay out of logs) and without compression of WebSocket messages."""
     config = uvicorn.Config(
         app,
@@ -80,15 +81,18 @@ def make_server(app: FastAPI) -> Server:
         backlog=BACKLOG,
         ws_max_size=app.state.bounds.body,
         ws_per_message_deflate=False,
+        lifespan=lifespan,
         timeout_graceful_shutdown=5,
     )
     return Server(config)
 
 
 @asynccontextmanager
-async def listening(app: FastAPI, listener: socket.socket) -> AsyncIterator[str]:
+async def listening(
+    app: FastAPI, listener: socket.socket, lifespan: Literal["auto", "off"] = "auto"
+) -> AsyncIterator[str]:
     """Serve on the running event loop for as long as the context lasts; gives the URL. No signal handler is installed."""
-    server = make_server(app)
+    server = make_server(app, lifespan)
     serving = asyncio.ensure_future(server._serve([listener]))
     up = asyncio.ensure_future(server.up.wait())
     try:

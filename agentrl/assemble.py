@@ -96,17 +96,23 @@ def option_names(env: Any) -> list[str]:
     return list(dict.fromkeys(p.name for p in named if p.kind in kinds and p.name not in ("self", "split")))
 
 
-def make_executor(config: Config) -> AgentExecutorBase:
-    """The executor of a run: the user's own, an env's turn loop, or a single turn with reward functions."""
-    if config.agent.name is not None:
-        return _own_executor(config.agent.name)
+def make_executor(config: Config, worker: int = 0) -> AgentExecutorBase:
+    """The executor of a run, in rollout worker `worker`: the user's own, an agent that talks HTTP, an env's turn loop, or a
+    single turn with reward functions.
+    """
+    if config.agent.name:
+        return _agent_executor(config, worker)
     if config.env.name is not None:
         source = EnvSource(config)
         return MultiTurnExecutor(source.make, config.env.name)
     if config.reward.name:
-        rewards = [make_reward(spec, config.env.token_file) for spec in config.reward.name]
-        return SingleTurnExecutor(rewards, config.reward.weights)
+        return _single_turn(config)
     raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
+
+
+def _single_turn(config: Config) -> SingleTurnExecutor:
+    rewards = [make_reward(spec, config.env.token_file) for spec in config.reward.name]
+    return SingleTurnExecutor(rewards, config.reward.weights)
 
 
 def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
@@ -117,11 +123,30 @@ def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
     return function
 
 
-def _own_executor(spec: str) -> AgentExecutorBase:
+def _agent_executor(config: Config, worker: int) -> AgentExecutorBase:
+    from . import FunctionExecutor, RemoteAgentExecutor
+
+    judge = _single_turn(config) if config.reward.name else None
+    if is_url(config.agent.name[0]):
+        return RemoteAgentExecutor.configured(config, worker, judge)
+    (spec,) = config.agent.name
     target = load_object(spec)
+    if inspect.iscoroutinefunction(target):
+        return FunctionExecutor.configured(target, config, worker, judge)
+    return _own_executor(spec, target, config)
+
+
+def _own_executor(spec: str, target: Any, config: Config) -> AgentExecutorBase:
     executor = target() if isinstance(target, type) else target
     if not isinstance(executor, AgentExecutorBase):
-        raise ConfigError(f"--agent {spec} is a {type(executor).__name__}, not an AgentExecutorBase.")
+        raise ConfigError(
+            f"--agent {spec} is a {type(executor).__name__}: it must be an `async def run(task, client)` or an AgentExecutorBase."
+        )
+    if config.reward.name:
+        raise ConfigError(f"--agent {spec} brings its own rewards: leave out --reward.")
+    unread = [name for name in config.agent.changed() if name != "name"]
+    if unread:
+        raise ConfigError(f"--agent.{unread[0].replace('_', '-')} is not used with an executor of your own: {spec}.")
     return executor
 
 

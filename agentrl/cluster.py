@@ -86,6 +86,12 @@ class Cluster:
             raise
         return self
 
+    async def lone_engine(self) -> RayEngine:
+        """One engine without workers, ready to answer; `close` ends it."""
+        self.engines = [self._spawn_engine()]
+        await self.engines[0].start()
+        return self.engines[0]
+
     def _spawn_engine(self) -> RayEngine:
         engine = self.config.engine
         if engine.name == "scripted":

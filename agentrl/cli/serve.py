@@ -12,7 +12,11 @@ from .console import out
 from .exits import DONE, USAGE
 from .signals import terminable
 
-SERVERS = {"env": "environments for agentrl elsewhere", "reward": "a reward function"}
+SERVERS = {
+    "policy": "a model, as OpenAI and Anthropic serve theirs",
+    "env": "environments for agentrl elsewhere",
+    "reward": "a reward function",
+}
 
 
 def main(argv: list[str]) -> int:

@@ -231,10 +231,9 @@ def check_sources(config: Config) -> None:
         raise ConfigError(
             f"--reward.weights gives {len(config.reward.weights)} weights for {len(config.reward.name)} reward functions."
         )
-    if config.env.name is not None and config.reward.name:
+    if config.env.name is not None and config.reward.name and not config.agent.name:
         raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
-    if config.agent.name is not None and config.reward.name:
-        raise ConfigError("--agent brings its own rewards: leave out --reward.")
+    _check_agent(config)
     if config.env.opt and config.env.name is None:
         raise ConfigError("--env.opt needs --env.")
     if config.env.name is None and config.data.path is None:
@@ -252,6 +251,21 @@ def _check_servers(config: Config) -> None:
         raise ConfigError("--env.token-file is not used without an env or reward server, http://…")
 
 
+def _check_agent(config: Config) -> None:
+    """Several agents are agent servers, and every worker's policy server can be told apart."""
+    agent, workers = config.agent, config.rollout.workers
+    unread = [name for name in agent.changed() if name != "name"]
+    if not agent.name and unread:
+        raise ConfigError(f"--agent.{unread[0].replace('_', '-')} is not used without --agent.")
+    if len(agent.name) > 1 and not all(is_url(name) for name in agent.name):
+        raise ConfigError("--agent: several agents must all be URLs of agent servers, which share the load.")
+    if workers > 1 and agent.advertise_url is not None and "{port}" not in agent.advertise_url:
+        raise ConfigError(
+            f"--agent.advertise-url {agent.advertise_url} names one policy server, and --rollout.workers {workers} have one each: "
+            "put {port} in it."
+        )
+
+
 def _check_only_with_data(config: Config) -> None:
     set_keys: Sequence[str] = [name for name in config.data.changed() if name != "path"]
     if config.data.path is None and set_keys:
@@ -261,10 +275,16 @@ def _check_only_with_data(config: Config) -> None:
 def check_engine(config: Config, known: Sequence[str]) -> None:
     """The engine is one of those a command knows, and a script comes with the scripted one."""
     engine = config.engine
-    if engine.name not in known:
+    if "openai" in known and engine.name.startswith("openai:"):
+        if not is_url(engine.name.removeprefix("openai:")):
+            raise ConfigError(f"--engine {engine.name}: say where it is, as in openai:http://127.0.0.1:8000/v1.")
+    elif engine.name not in known or engine.name == "openai":
         raise ConfigError(
             f"There is no engine {engine.name!r} here.{suggest(engine.name, known)} Known: {', '.join(known)}."
         )
+    for name in ("model", "token_file"):
+        if name in engine.changed() and not engine.name.startswith("openai:"):
+            raise ConfigError(f"--engine.{name.replace('_', '-')} is not used with --engine {engine.name}.")
     if engine.name == "scripted" and engine.script is None:
         raise ConfigError("--engine scripted needs --engine.script path.py:function.")
     if engine.script is None:
