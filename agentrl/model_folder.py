@@ -39,6 +39,14 @@ def model_config(folder: str) -> dict[str, Any]:
     return _read(Path(folder) / "config.json")
 
 
+SMALL_BYTES = 32_000_000
+
+
+def is_small(folder: str) -> bool:
+    """Whether the weights take less than SMALL_BYTES, as those of agentrl's own tiny policies do."""
+    return 0 < sum(file.stat().st_size for file in Path(folder).glob("*.safetensors")) < SMALL_BYTES
+
+
 def takes_images(config: dict[str, Any]) -> bool:
     """Whether a model's config has a vision tower."""
     return "vision_config" in config

@@ -38,7 +38,7 @@ class GuessTheNumber(Env):
         found = re.search(r"\d+", action)
         if found is None:
             return "Say a number.", -0.1, False, False, {"metrics": {"no_number": 1}}
-        guess, label = int(found.group()), self.task.label
+        guess, label = int(found.group()[:9]), self.task.label
         if guess == label:
             return "", 1 - 0.1 * (self.turn - 1), True, False, {"score": 1.0, "metrics": {"turns": self.turn}}
         return "Higher." if guess < label else "Lower.", 0.0, False, False, {"score": 0.0}

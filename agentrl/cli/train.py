@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import re
 import time
@@ -17,9 +18,10 @@ from ..cluster import check_gpus, connected
 from ..config import Config
 from ..config.checks import AlgorithmFacts, check_training, filters_groups
 from ..config.dump import to_toml
-from ..config.load import parse_command
+from ..config.load import parse_command, with_stored_config
 from ..config.plan import Plan, describe, make_plan
 from ..errors import ConfigError
+from ..model_folder import is_small
 from ..preflight import EnvFacts, Ready, preflight
 from ..report.progress import make_reporter
 from ..report.run_folder import RunFolder
@@ -43,6 +45,7 @@ class TrainCommand(Config):
 
 def main(argv: list[str]) -> int:
     """The exit code of `agentrl train ARGV`."""
+    argv = with_stored_config(argv)
     command = parse_command(TrainCommand, argv, prog="agentrl train", description=DESCRIPTION)
     config = Config(**{name: getattr(command, name) for name in Config.model_fields})
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.WARNING, format="%(levelname)s %(message)s")
@@ -51,7 +54,7 @@ def main(argv: list[str]) -> int:
     folder, resume_from = run_folder(config)
     with ExitStack() as session:
         ready, gpus = _preflight(config, session)
-        plan = make_plan(config, ready.total, tiny=config.model.path is None)
+        plan = make_plan(config, ready.total, tiny=is_small(ready.model_path))
         _show(ready, plan, gpus)
         if command.dry_run:
             out.print(to_toml(config), markup=False, highlight=False)
@@ -114,18 +117,36 @@ def _run(parts: RunParts) -> int:
     tensorboard = path / "tensorboard" if log_section.tensorboard else None
     with make_reporter(log_section.progress, parts.plan.steps, tensorboard=tensorboard) as reporter:
         interrupted = asyncio.run(until_signal(train_run(parts, reporter)))
-    out.print(f"{'Interrupted' if interrupted else 'Done'}: {path}", highlight=False)
+    for line in _ending(parts.folder, interrupted):
+        out.print(line, highlight=False, soft_wrap=True)
     return INTERRUPTED if interrupted else DONE
+
+
+def _ending(folder: RunFolder, interrupted: bool) -> list[str]:
+    """What came of the run, and what can be done next."""
+    path = folder.path
+    if interrupted:
+        saved = (folder.checkpoints / "latest").is_file()
+        resume = f"agentrl train --resume latest --run.dir {path.parent} --run.name {path.name}"
+        return [f"Interrupted: {path}", f"Go on with: {resume}" if saved else "Nothing was trained yet."]
+    records = map(json.loads, folder.metrics.read_text(encoding="utf-8").splitlines())
+    results = [record for record in records if "eval/reward/mean" in record]
+    lines = [f"Done: {path}"]
+    if len(results) > 1:
+        first, last = results[0]["eval/reward/mean"], results[-1]["eval/reward/mean"]
+        lines.insert(0, f"held-out reward {first:.3f} before, {last:.3f} after {results[-1]['step']} steps")
+    return [*lines, f"The model: {folder.final}"]
 
 
 def _show(ready: Ready, plan: Plan, gpus: float) -> None:
     where = f"{gpus:g} GPUs" if gpus else "CPU"
     held_out = f"{len(ready.held_out)} held-out tasks" if ready.held_out else "no held-out tasks: no evaluation"
+    turns = "1 turn" if ready.limits.max_turns == 1 else f"{ready.limits.max_turns} turns"
     lines = [
         f"model {ready.model_path} on {where}; {held_out}",
         *describe(ready.config, plan, ready.total),
-        f"a turn samples at most {ready.limits.max_new_tokens} tokens, an episode has at most {ready.limits.max_turns} "
-        f"turns and {ready.limits.max_len} tokens of context",
+        f"a turn samples at most {ready.limits.max_new_tokens} tokens, an episode has at most {turns} and "
+        f"{ready.limits.max_len} tokens of context",
     ]
     for line in lines:
         out.print(line, highlight=False, soft_wrap=True)

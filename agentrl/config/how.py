@@ -215,7 +215,7 @@ class OptimSection(Section):
     name: Literal["adamw", "sgd", "muon"] = "adamw"
     """Optimizer. muon: for the matrices between embedding and head, with AdamW for the rest; whole weights only."""
     lr: float | None = Field(None, gt=0)
-    """Learning rate; absent: 2e-4 for agentrl's tiny policies, else 1e-6; ten times that for LoRA adapters."""
+    """Learning rate; absent: 2e-4 for models of a few million parameters, such as agentrl's tiny policies, else 1e-6; ten times that for LoRA adapters."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)

@@ -41,6 +41,23 @@ def parse_command(command: type[S], argv: Sequence[str], *, prog: str, descripti
         raise
 
 
+def with_stored_config(argv: Sequence[str]) -> list[str]:
+    """For --resume without --config: the run's own config.toml as the file, and its name where the checkpoint's path was
+    given. Flags still win.
+    """
+    resume = _flag_value(argv, "--resume") or _flag_value(argv, "--run.resume")
+    if resume is None or _flag_value(argv, "--config") is not None:
+        return list(argv)
+    given = list(argv)
+    name, parent = _flag_value(argv, "--run.name"), _flag_value(argv, "--run.dir") or "runs"
+    if resume != "latest" and name is None:
+        run = Path(resume).resolve().parent.parent
+        given += ["--run.dir", str(run.parent), "--run.name", run.name]
+        name, parent = run.name, str(run.parent)
+    stored = Path(parent) / (name or "") / "config.toml"
+    return [*given, "--config", str(stored)] if stored.is_file() else given
+
+
 def _refused_value(leaving: BaseException) -> ValidationError | None:
     """What a section had against its values: tyro shows pydantic's own words for it and exits."""
     error: BaseException | None = leaving

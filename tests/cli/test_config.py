@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.config import Config, EngineSection, EnvSection, ModelSection, RewardSection, RolloutSection
 from agentrl.config.dump import to_toml
-from agentrl.config.load import parse_command, read_file, repeat_flags, validated
+from agentrl.config.load import parse_command, read_file, repeat_flags, validated, with_stored_config
 from agentrl.errors import ConfigError
 
 
@@ -220,3 +220,20 @@ def test_what_is_dumped_loads_as_the_same(config: Config) -> None:
     dumped = to_toml(config)
     assert validated(Config, tomllib.loads(dumped), "dump") == config
     assert to_toml(validated(Config, tomllib.loads(dumped), "dump")) == dumped
+
+
+def test_a_run_goes_on_with_its_own_configuration(tmp_path: Path) -> None:
+    run = tmp_path / "calc"
+    run.mkdir()
+    (run / "config.toml").write_text('[env]\nname = "calculator_math"\n')
+    by_name = ["--resume", "latest", "--run.dir", str(tmp_path), "--run.name", "calc"]
+    assert with_stored_config(by_name) == [*by_name, "--config", str(run / "config.toml")]
+    by_path = ["--resume", str(run / "checkpoints" / "step_000002")]
+    assert with_stored_config(by_path) == [
+        *by_path, "--run.dir", str(tmp_path), "--run.name", "calc", "--config", str(run / "config.toml"),
+    ]  # fmt: skip
+    own = [*by_name, "--config", "other.toml"]
+    assert with_stored_config(own) == own
+    assert with_stored_config(["--run.name", "calc"]) == ["--run.name", "calc"]
+    elsewhere = ["--resume", "latest", "--run.name", "nothing-there"]
+    assert with_stored_config(elsewhere) == elsewhere
