@@ -86,6 +86,13 @@ class Cluster:
             raise
         return self
 
+    async def respawn(self, index: int) -> RayEngine:
+        """End an engine, whatever it is doing, and start another in its place. Raises EngineError."""
+        self.engines[index].kill()
+        self.engines[index] = self._spawn_engine()
+        await self.engines[index].start()
+        return self.engines[index]
+
     def _spawn_engine(self) -> RayEngine:
         engine = self.config.engine
         if engine.name == "scripted":

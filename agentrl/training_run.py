@@ -13,15 +13,21 @@ from .checkpoint import Checkpoints, RunState, read_state
 from .cluster import Cluster
 from .config import Config
 from .config.plan import Plan
+from .engine import Engine
 from .engines.fleet import EngineFleet
-from .evaluation import Evaluator
+from .engines.keeper import EngineKeeper, KeptPlayer
+from .errors import InfrastructureError, RunStoppedError
+from .evaluation import BackgroundEvaluation, Evaluator
 from .loop import Loop, Reporter
 from .preflight import Ready
+from .report.read_record import read_held
 from .report.run_folder import RunFolder
 from .rollout.dispatcher import Dispatcher
+from .rollout.ledger import GroupLedger, signal_filter
 from .rollout.task_source import TaskSource
 from .rollout.watchdog import within
 from .training import Trainer
+from .weight_sync import WeightSync
 
 log = logging.getLogger(__name__)
 StartTrainer = Callable[[Config, str, str, int, float], Awaitable[Trainer]]
@@ -45,13 +51,17 @@ class RunParts:
 
 
 async def train_run(parts: RunParts, reporter: Reporter) -> None:
-    """Run to the end. Cancelled (Ctrl-C, SIGTERM), it stops dispatching, saves a checkpoint and ends its processes."""
+    """Run to the end. Cancelled (Ctrl-C, SIGTERM), it stops dispatching, saves a checkpoint and ends its processes.
+
+    What breaks underneath comes out as RunStoppedError with the last whole step and the way to go on.
+    """
     async with AsyncExitStack() as stack:
         cluster = Cluster(parts.ready, parts.folder.images, parts.gpus)
         trainer_starts = asyncio.ensure_future(_start_trainer(parts))
         stack.push_async_callback(_close_trainer, trainer_starts)
         await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
-        loop = _make_loop(parts, cluster, trainer_starts.result(), reporter)
+        loop, keeper = _make_loop(parts, cluster, trainer_starts.result(), reporter)
+        stack.push_async_callback(keeper.close)
         if parts.resume_from is not None:
             await loop.restore(parts.resume_from)
         try:
@@ -59,9 +69,11 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
         except asyncio.CancelledError:
             await _leave(loop)
             raise
+        except InfrastructureError as error:
+            await _give_up(loop)
+            raise RunStoppedError(_epitaph(loop, error)) from error
         except BaseException:
-            await loop.dispatcher.stop()
-            loop.record_unfinished()
+            await _give_up(loop)
             raise
 
 
@@ -89,40 +101,60 @@ async def _close_trainer(starts: asyncio.Future[Trainer]) -> None:
 
 async def _leave(loop: Loop) -> None:
     """The run was interrupted: what is trained is saved, what was in flight is recorded."""
-    await loop.dispatcher.stop()
+    await loop.stop()
     if loop.resumable:
         await loop.save()
     loop.record_unfinished()
 
 
-def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Reporter) -> Loop:
-    config, ready = parts.config, parts.ready
-    assert cluster.pool is not None
+async def _give_up(loop: Loop) -> None:
+    await loop.stop()
+    loop.record_unfinished()
+
+
+def _epitaph(loop: Loop, error: BaseException) -> str:
+    """Who died, when, and what is left."""
+    whole = loop.checkpoints.complete()
+    left = f"--resume latest goes on from {whole[-1].name}." if whole else "There is no checkpoint to go on from."
+    return f"the run stopped after step {loop.whole_steps}: {error} {left}"
+
+
+def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Reporter) -> tuple[Loop, EngineKeeper]:
+    config, ready, pool = parts.config, parts.ready, cluster.pool
+    assert pool is not None
     state = RunState() if parts.resume_from is None else read_state(parts.resume_from)
-    source = TaskSource(ready.tasks, seed=config.run.seed, shuffle=config.rollout.sampler == "shuffled")
+    sync = WeightSync(config, trainer, EngineFleet(cluster.engines), state.version)
+
+    async def serve(index: int, engine: Engine) -> None:
+        await sync.give(index, engine)
+        pool.adopt(index, engine)
+
+    keeper = EngineKeeper(sync.fleet, cluster.respawn, serve, config.engine.max_restarts)
+    player = KeptPlayer(pool, keeper)
     steps = parts.plan.steps if config.train.steps is not None else None
-    dispatcher = Dispatcher(
+    source = TaskSource(ready.tasks, seed=config.run.seed, shuffle=config.rollout.sampler == "shuffled")
+    loop = Loop(
         config,
-        cluster.pool,
-        source,
-        ready.limits,
-        draws=ready.total if steps is None else None,
-        wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
-        filter_groups=parts.filter_groups,
-        version=state.version,
-        next_draw=state.next_draw,
-        reissue=state.outstanding,
-    )
-    return Loop(
-        config,
-        dispatcher,
-        trainer,
-        EngineFleet(cluster.engines),
-        Evaluator(config, cluster.pool, ready.held_out, ready.limits) if ready.held_out else None,
+        Dispatcher(config, player, source, ready.limits, _make_ledger(parts, state, steps), keeper.ready),
+        sync,
+        BackgroundEvaluation(Evaluator(config, player, ready.held_out, ready.limits) if ready.held_out else None),
         Checkpoints(parts.folder.checkpoints, config.ckpt.keep),
         parts.folder,
         reporter,
         steps,
-        state.step,
-        state.version,
+        state,
+    )
+    return loop, keeper
+
+
+def _make_ledger(parts: RunParts, state: RunState, steps: int | None) -> GroupLedger:
+    config = parts.config
+    resumed = parts.resume_from
+    return GroupLedger(
+        config,
+        draws=parts.ready.total if steps is None else None,
+        wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
+        keep=signal_filter(config) if parts.filter_groups else lambda group: True,
+        version=state.version,
+        held=None if resumed is None else read_held(resumed, state.next_draw, state.reissue),
     )

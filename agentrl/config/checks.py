@@ -133,10 +133,23 @@ def _check_off_policy(config: Config) -> None:
             f"--algo.correction none with --train.max-staleness {stale} trains stale tokens as if they were fresh. Use auto, "
             "or say --algo.allow-uncorrected."
         )
+    _check_stale(config)
     if config.rollout.partial and stale == 0:
         raise ConfigError(
             "--rollout.partial needs --train.max-staleness of at least 1: at 0 nothing runs during an update."
         )
+
+
+def _check_stale(config: Config) -> None:
+    """What lets groups get too old needs a rule for those that do."""
+    given = {
+        "--rollout.order first_done": config.rollout.order == "first_done",
+        f"--rollout.oversample {config.rollout.oversample:g}": config.rollout.oversample > 1,
+        "--rollout.mask-stale-tokens": config.rollout.mask_stale_tokens,
+    }
+    for flag, is_given in given.items():
+        if is_given and config.train.stale != "drop":
+            raise ConfigError(f"{flag} needs --train.stale drop: under wait no group ever gets too old.")
 
 
 def _check_batch(config: Config) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 from ..errors import AgentRLError, InfrastructureError
@@ -29,6 +30,14 @@ class WorkerPool:
         self._abandoned = [0] * count
         self._closed = False
         self.replaced = 0
+
+    def adopt(self, index: int, engine: Any) -> None:
+        """Episodes that begin from now on use `engine` in the place of the one that had this index."""
+        engines = list(self._spec.engines)
+        engines[index] = engine
+        self._spec = replace(self._spec, engines=tuple(engines))
+        for worker in self._workers:
+            worker.set_engine.remote(index, engine)
 
     def _spawn(self) -> Any:
         import ray

@@ -38,7 +38,7 @@ class EpisodePlayer:
         images: ImageStore | None = None,
         env: str = "data",
     ) -> None:
-        self.engines = engines
+        self.engines = list(engines)
         self.renderer = renderer
         self.executor = executor
         self.images = images
@@ -75,6 +75,10 @@ class RolloutWorker(EpisodePlayer):
             ImageStore(spec.image_dir),
             spec.config.env.name or "data",
         )
+
+    async def set_engine(self, index: int, engine: Any) -> None:
+        """Another engine in the place of a lost one."""
+        self.engines[index] = engine
 
     async def ready(self) -> bool:
         """Answers once the worker can play."""
