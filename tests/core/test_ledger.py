@@ -17,6 +17,7 @@ from agentrl.env import Task
 from agentrl.report.read_record import read_held, write_held
 from agentrl.rollout.group import Batch, Group
 from agentrl.rollout.ledger import GroupLedger, HeldRollouts
+from agentrl.rollout.staleness import places
 
 from ..report.builders import episode, row
 
@@ -86,7 +87,8 @@ class Rollouts(RuleBasedStateMachine):
     @precondition(lambda self: self.running())
     @rule(data=st.data())
     def end_an_episode(self, data: st.DataObject) -> None:
-        group = data.draw(st.sampled_from(self.running()))
+        running = self.running()
+        group = running[data.draw(st.integers(0, len(running) - 1))]
         kind = data.draw(st.sampled_from(["fine"] * 4 + ["flat", "failed"]))
         oldest = data.draw(st.integers(group.version, self.ledger.version))
         sample = len(group.results)
@@ -175,7 +177,8 @@ class Rollouts(RuleBasedStateMachine):
     @invariant()
     def no_more_than_the_places_are_held(self) -> None:
         if hasattr(self, "ledger"):
-            assert len(self.ledger.groups) + len(self.ledger.training) <= self.ledger.state().places or self.batch
+            train, held = self.config.train, len(self.ledger.groups) + len(self.ledger.training)
+            assert held <= places(train.batch_groups, train.max_staleness, oversample=self.config.rollout.oversample)
 
     @invariant()
     def wait_never_drops(self) -> None:
@@ -215,7 +218,7 @@ class Rollouts(RuleBasedStateMachine):
         return result
 
 
-Rollouts.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+Rollouts.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestRollouts = Rollouts.TestCase
 
 
