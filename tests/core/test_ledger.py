@@ -22,6 +22,7 @@ from agentrl.rollout.staleness import places
 from ..report.builders import episode, row
 
 MEMBERS = 2
+KINDS = ["fine"] * 6 + ["flat", "failed"]
 RULES = [
     {"train": {"stale": "wait"}},
     {"train": {"stale": "drop"}, "rollout": {"order": "first_done"}},
@@ -85,16 +86,25 @@ class Rollouts(RuleBasedStateMachine):
         return [group for group in self.ledger.groups if not group.finished]
 
     @precondition(lambda self: self.running())
-    @rule(data=st.data())
-    def end_an_episode(self, data: st.DataObject) -> None:
+    @rule(which=st.integers(0, 9), kind=st.sampled_from(KINDS), age=st.integers(0, 3))
+    def end_an_episode(self, which: int, kind: str, age: int) -> None:
         running = self.running()
-        group = running[data.draw(st.integers(0, len(running) - 1))]
-        kind = data.draw(st.sampled_from(["fine"] * 4 + ["flat", "failed"]))
-        oldest = data.draw(st.integers(group.version, self.ledger.version))
+        self.end(running[which % len(running)], kind, age)
+
+    @precondition(lambda self: self.running())
+    @rule(which=st.integers(0, 9), kind=st.sampled_from(KINDS), age=st.integers(0, 3))
+    def end_a_group(self, which: int, kind: str, age: int) -> None:
+        running = self.running()
+        group = running[which % len(running)]
+        while not group.finished:
+            self.end(group, kind, age)
+
+    def end(self, group: Group, kind: str, age: int) -> None:
+        """One more member ends; its first token is `age` versions old, as far as the group has lived that long."""
         sample = len(group.results)
         reward = None if kind == "failed" else 0.5 if kind == "flat" else float(sample)
-        versions = [oldest, self.ledger.version]
-        rows = [row(2, versions=versions)]
+        oldest = max(group.version, self.ledger.version - age)
+        rows = [row(2, versions=[oldest, self.ledger.version])]
         result = episode(reward, sample=sample, rows=rows, error="EnvError" if kind == "failed" else None)
         result.draw, result.group_id = group.draw, str(group.draw)
         self.ledger.end(group, result)
@@ -203,19 +213,11 @@ class Rollouts(RuleBasedStateMachine):
             elif self.ledger.over or self.ledger.state().wanted == 0:
                 break
             elif not self.try_to_take():
-                group = self.running()[0]
-                sample = len(group.results)
-                self.ledger.end(group, self.good(group, sample))
-                self.fill()
+                self.end(self.running()[0], "fine", 0)
         else:
             raise AssertionError(f"no end: {self.ledger.state()}")
         if self.wanted is not None:
             assert self.count("trained") == self.wanted
-
-    def good(self, group: Group, sample: int) -> Any:
-        result = episode(float(sample), sample=sample, rows=[row(2, version=self.ledger.version)])
-        result.draw = group.draw
-        return result
 
 
 Rollouts.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
