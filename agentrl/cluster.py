@@ -54,7 +54,8 @@ def check_gpus(config: Config) -> float:
 
     total = float(ray.cluster_resources().get("GPU", 0.0))
     default = float(total > 0)
-    engines = config.engine.count * (default if config.engine.gpus is None else config.engine.gpus)
+    count = config.engine.count if config.run.replay is None else 0
+    engines = count * (default if config.engine.gpus is None else config.engine.gpus)
     ranks = config.parallel.ranks * (default if config.parallel.gpus is None else config.parallel.gpus)
     if engines + ranks > total:
         raise ConfigError(

@@ -19,13 +19,34 @@ from .report.metrics import episode_metrics, group_metrics, staleness_metrics
 from .report.read_record import write_held
 from .report.record import batch_records, group_records
 from .report.run_folder import RunFolder
-from .rollout.dispatcher import Dispatcher
 from .rollout.group import Batch, Group
+from .rollout.ledger import HeldRollouts
 from .training import TrainReport
 from .trajectory import Row
 from .weight_sync import WeightSync
 
 INTERRUPT_GRACE_S = 8.0
+
+
+class BatchSource(Protocol):
+    """Where batches come from: a `Dispatcher`, or recorded ones."""
+
+    def start(self) -> None: ...
+
+    async def next_batch(self) -> Batch | None: ...
+
+    def settle(self, version: int) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def held(self) -> HeldRollouts: ...
+
+    def abandon(self) -> list[Group]: ...
+
+    @property
+    def episodes_in_flight(self) -> int: ...
 
 
 class Reporter(Protocol):
@@ -41,7 +62,7 @@ class Loop:
     """The parts of one run and where it stands. `steps` = batches to train in all; None = until the data is used up."""
 
     config: Config
-    dispatcher: Dispatcher
+    dispatcher: BatchSource
     sync: WeightSync
     evaluation: BackgroundEvaluation
     checkpoints: Checkpoints

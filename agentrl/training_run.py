@@ -18,8 +18,9 @@ from .engines.fleet import EngineFleet
 from .engines.keeper import EngineKeeper, KeptPlayer
 from .errors import InfrastructureError, RunStoppedError
 from .evaluation import BackgroundEvaluation, Evaluator
-from .loop import Loop, Reporter
+from .loop import BatchSource, Loop, Reporter
 from .preflight import Ready
+from .replay import RecordedBatches
 from .report.read_record import read_held
 from .report.run_folder import RunFolder
 from .rollout.dispatcher import Dispatcher
@@ -49,6 +50,11 @@ class RunParts:
     def config(self) -> Config:
         return self.ready.config
 
+    @property
+    def fixed_steps(self) -> int | None:
+        """Batches to train; None = until the data is used up."""
+        return self.plan.steps if self.config.train.steps is not None else None
+
 
 async def train_run(parts: RunParts, reporter: Reporter) -> None:
     """Run to the end. Cancelled (Ctrl-C, SIGTERM), it stops dispatching, saves a checkpoint and ends its processes.
@@ -56,32 +62,38 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
     What breaks underneath comes out as RunStoppedError with the last whole step and the way to go on.
     """
     async with AsyncExitStack() as stack:
-        cluster = Cluster(parts.ready, parts.folder.images, parts.gpus)
         trainer_starts = asyncio.ensure_future(_start_trainer(parts))
         stack.push_async_callback(_close_trainer, trainer_starts)
-        await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
-        loop, keeper = _make_loop(parts, cluster, trainer_starts.result(), reporter)
-        stack.push_async_callback(keeper.close)
-        if parts.resume_from is not None:
-            await loop.restore(parts.resume_from)
-        try:
-            await loop.run()
-        except asyncio.CancelledError:
-            await _leave(loop)
-            raise
-        except InfrastructureError as error:
-            await _give_up(loop)
-            raise RunStoppedError(_epitaph(loop, error)) from error
-        except BaseException:
-            await _give_up(loop)
-            raise
+        if parts.config.run.replay is not None:
+            loop = _replaying_loop(parts, await trainer_starts, reporter)
+        else:
+            cluster = Cluster(parts.ready, parts.folder.images, parts.gpus)
+            await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
+            loop, keeper = _make_loop(parts, cluster, trainer_starts.result(), reporter)
+            stack.push_async_callback(keeper.close)
+        await _run(parts, loop)
+
+
+async def _run(parts: RunParts, loop: Loop) -> None:
+    if parts.resume_from is not None:
+        await loop.restore(parts.resume_from)
+    try:
+        await loop.run()
+    except asyncio.CancelledError:
+        await _leave(loop)
+        raise
+    except InfrastructureError as error:
+        await _give_up(loop)
+        raise RunStoppedError(_epitaph(loop, error)) from error
+    except BaseException:
+        await _give_up(loop)
+        raise
 
 
 async def _start_trainer(parts: RunParts) -> Trainer:
     config, watch = _with_own_limits(parts.ready), parts.config.watchdog
-    starting = parts.start_trainer(
-        config, parts.ready.model_path, str(parts.folder.images), parts.plan.updates, parts.plan.lr
-    )
+    images = parts.folder.images if config.run.replay is None else RecordedBatches(Path(config.run.replay)).images
+    starting = parts.start_trainer(config, parts.ready.model_path, str(images), parts.plan.updates, parts.plan.lr)
     return await within(starting, "the trainer to start", warn_after=watch.warn_after, fail_after=watch.fail_after)
 
 
@@ -122,7 +134,7 @@ def _epitaph(loop: Loop, error: BaseException) -> str:
 def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Reporter) -> tuple[Loop, EngineKeeper]:
     config, ready, pool = parts.config, parts.ready, cluster.pool
     assert pool is not None
-    state = RunState() if parts.resume_from is None else read_state(parts.resume_from)
+    state = _state(parts)
     sync = WeightSync(config, trainer, EngineFleet(cluster.engines), state.version)
 
     async def serve(index: int, engine: Engine) -> None:
@@ -131,25 +143,40 @@ def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Re
 
     keeper = EngineKeeper(sync.fleet, cluster.respawn, serve, config.engine.max_restarts)
     player = KeptPlayer(pool, keeper)
-    steps = parts.plan.steps if config.train.steps is not None else None
     source = TaskSource(ready.tasks, seed=config.run.seed, shuffle=config.rollout.sampler == "shuffled")
-    loop = Loop(
-        config,
-        Dispatcher(config, player, source, ready.limits, _make_ledger(parts, state, steps), keeper.ready),
-        sync,
-        BackgroundEvaluation(Evaluator(config, player, ready.held_out, ready.limits) if ready.held_out else None),
-        Checkpoints(parts.folder.checkpoints, config.ckpt.keep),
-        parts.folder,
-        reporter,
-        steps,
-        state,
-    )
-    return loop, keeper
+    dispatcher = Dispatcher(config, player, source, ready.limits, _make_ledger(parts, state), keeper.ready)
+    evaluator = Evaluator(config, player, ready.held_out, ready.limits) if ready.held_out else None
+    return _loop_of(parts, dispatcher, sync, evaluator, reporter, state), keeper
 
 
-def _make_ledger(parts: RunParts, state: RunState, steps: int | None) -> GroupLedger:
-    config = parts.config
-    resumed = parts.resume_from
+def _replaying_loop(parts: RunParts, trainer: Trainer, reporter: Reporter) -> Loop:
+    state = _state(parts)
+    recorded = RecordedBatches(Path(parts.config.run.replay or ""), state.step)
+    sync = WeightSync(parts.config, trainer, EngineFleet([]), state.version)
+    return _loop_of(parts, recorded, sync, None, reporter, state)
+
+
+def _state(parts: RunParts) -> RunState:
+    return RunState() if parts.resume_from is None else read_state(parts.resume_from)
+
+
+def _loop_of(
+    parts: RunParts,
+    batches: BatchSource,
+    sync: WeightSync,
+    evaluator: Evaluator | None,
+    reporter: Reporter,
+    state: RunState,
+) -> Loop:
+    checkpoints = Checkpoints(parts.folder.checkpoints, parts.config.ckpt.keep)
+    evaluation = BackgroundEvaluation(evaluator)
+    return Loop(
+        parts.config, batches, sync, evaluation, checkpoints, parts.folder, reporter, parts.fixed_steps, state
+    )  # fmt: skip
+
+
+def _make_ledger(parts: RunParts, state: RunState) -> GroupLedger:
+    config, resumed, steps = parts.config, parts.resume_from, parts.fixed_steps
     return GroupLedger(
         config,
         draws=parts.ready.total if steps is None else None,

@@ -14,29 +14,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["DS_ACCELERATOR"] = "cpu"
-
-from agentrl.torchvision_ops import ensure_torchvision_imports
-
-ensure_torchvision_imports()
-
-import deepspeed  # noqa: F401  the lives below are forks of this process: imported once
-import torch
-from agentrl.trainers.policy_trainer import PolicyTrainer
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from agentrl import Env, GenerationRequest, Limits, MultiTurnExecutor, Renderer, Reply, ScriptedEngine, Task
 from agentrl.checkpoint import Checkpoints, RunState, read_state
 from agentrl.config import Config
 from agentrl.engines.fleet import EngineFleet
 from agentrl.evaluation import BackgroundEvaluation, Evaluator
 from agentrl.loop import Loop
+from agentrl.replay import RecordedBatches
 from agentrl.report.read_record import read_held
 from agentrl.report.run_folder import RunFolder
 from agentrl.rollout.dispatcher import Dispatcher
 from agentrl.rollout.ledger import GroupLedger, signal_filter
 from agentrl.rollout.task_source import TaskSource
 from agentrl.rollout.worker import EpisodePlayer
+from agentrl.torchvision_ops import ensure_torchvision_imports
 from agentrl.training import TrainReport
 from agentrl.trajectory import Row
 from agentrl.weight_sync import WeightSync
@@ -74,7 +65,7 @@ def reply(request: GenerationRequest) -> Reply:
 class InProcess:
     """The trainer of one rank, killed with its process when it is to train step `dies_in`."""
 
-    def __init__(self, trainer: PolicyTrainer, dies_in: int) -> None:
+    def __init__(self, trainer: Any, dies_in: int) -> None:
         self.trainer = trainer
         self.dies_in = dies_in
 
@@ -111,8 +102,11 @@ class Silent:
         pass
 
 
-async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int) -> None:
-    """From the newest checkpoint, or from the start, to the end or to `dies_in`."""
+async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int, replay: Path | None) -> None:
+    """From the newest checkpoint, or from the start, to the end or to `dies_in`; on what `replay` holds if it is given."""
+    from agentrl.trainers.policy_trainer import PolicyTrainer
+    from transformers import AutoTokenizer
+
     sections: dict[str, Any] = {
         "optim": {"name": "sgd", "lr": 0.5, "schedule": "linear"},
         "ckpt": {"every": 1},
@@ -141,43 +135,56 @@ async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int) -> No
     )
     source = TaskSource([Task(str(i)) for i in range(TASKS)], seed=0, shuffle=True)
     trainer = InProcess(PolicyTrainer(config, model, str(folder.images), STEPS, 1e-3), dies_in)
-    sync = WeightSync(config, trainer, EngineFleet([engine]), state.version)
+    sync = WeightSync(config, trainer, EngineFleet([engine] if replay is None else []), state.version)
     evaluator = Evaluator(config, player, [Task("held out")] * 2, LIMITS) if config.eval.every else None
-    dispatcher = Dispatcher(config, player, source, LIMITS, ledger)
+    batches = (
+        Dispatcher(config, player, source, LIMITS, ledger) if replay is None else RecordedBatches(replay, state.step)
+    )
     loop = Loop(
-        config, dispatcher, sync, BackgroundEvaluation(evaluator), checkpoints, folder, Silent(), STEPS, state
+        config, batches, sync, BackgroundEvaluation(evaluator), checkpoints, folder, Silent(), STEPS, state
     )  # fmt: skip
     if resumed is not None:
         await loop.restore(resumed)
     await loop.run()
 
 
-def fork(model: str, path: Path, mode: dict[str, Any], dies_in: int) -> int:
+def fork(model: str, path: Path, mode: dict[str, Any], dies_in: int = 0, replay: Path | None = None) -> int:
     """One life; how it ended: 0, or minus the signal that ended it."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            asyncio.run(live(model, path, mode, dies_in))
+            asyncio.run(live(model, path, mode, dies_in, replay))
             code = 0
         finally:
             os._exit(code)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def main(model: str, folder: Path) -> None:
+def load_libraries(model: str) -> None:
+    """Here, once: the lives are forks of this process."""
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    ensure_torchvision_imports()
+    import deepspeed  # noqa: F401
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     torch.set_num_threads(1)
-    (
-        AutoModelForCausalLM.from_pretrained(model),
-        AutoTokenizer.from_pretrained(model),
-    )  # what a life need not import again
+    AutoModelForCausalLM.from_pretrained(model)
+    AutoTokenizer.from_pretrained(model)
+
+
+def main(model: str, folder: Path) -> None:
+    load_libraries(model)
     for name, mode in MODES.items():
-        assert fork(model, folder / name / "whole", mode, 0) == 0
+        assert fork(model, folder / name / "whole", mode) == 0
         if name == "evaluated":
             continue  # beside `partial`, from which only the evaluation differs
         for step in range(1, STEPS + 1):
             assert fork(model, folder / name / "killed", mode, step) == -signal.SIGKILL
-        assert fork(model, folder / name / "killed", mode, 0) == 0
+        assert fork(model, folder / name / "killed", mode) == 0
+    recorded = folder / "partial" / "whole" / "rollouts"
+    assert fork(model, folder / "partial" / "replayed", MODES["partial"], replay=recorded) == 0
 
 
 if __name__ == "__main__":

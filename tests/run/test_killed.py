@@ -95,6 +95,12 @@ def test_evaluation_changes_nothing_and_is_of_one_version(runs: Path) -> None:
     assert [(r["eval/version"], r["eval/excluded"]) for r in records] == [(r["version"], 0.0) for r in records]
 
 
+def test_a_replay_of_the_records_trains_the_same_weights(runs: Path) -> None:
+    one, two = weights(runs / "partial" / "whole"), weights(runs / "partial" / "replayed")
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert trained(runs / "partial" / "whole") == trained(runs / "partial" / "replayed")
+
+
 def test_what_a_resume_leaves_behind_is_kept_aside(runs: Path) -> None:
     killed = runs / "partial" / "killed"
     assert sorted(path.name for path in (killed / "checkpoints").glob("step_*")) == ["step_000003", "step_000004"]
