@@ -31,7 +31,9 @@ class WeightSync:
         return await within(call, what, warn_after=self._watch.warn_after, fail_after=self._watch.fail_after)
 
     async def publish(self, version: int) -> None:
-        """The trainer's weights on every engine under a new version; what they run goes on with them."""
+        """The trainer's weights on every engine under a new version; what they run goes on with them. The caller holds
+        `trainer_free`: an engine that joins meanwhile would get neither the old version nor the new one.
+        """
         async with self._published(version) as source:
             await self.fleet.publish(source, version)
         self.version = version
