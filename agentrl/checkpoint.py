@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import ConfigError, RunStoppedError
 
@@ -29,7 +30,7 @@ class RunState:
     evaluated: int = -1
     best: float | None = None
     best_step: int | None = None
-    source: dict | None = None
+    source: dict[str, Any] | None = None
 
 
 class Checkpoints:

@@ -177,6 +177,7 @@ class Loop:
             next_draw=held.next_draw,
             reissue=held.reissue,
             evaluated=self.evaluation.last_step,
+            source=held.source,
         )
 
         async def write(folder: Path) -> None:

@@ -23,9 +23,9 @@ from .preflight import Ready
 from .replay import RecordedBatches
 from .report.read_record import read_held
 from .report.run_folder import RunFolder
+from .rollout.curriculum import make_source
 from .rollout.dispatcher import Dispatcher
 from .rollout.ledger import GroupLedger, signal_filter
-from .rollout.task_source import TaskSource
 from .rollout.watchdog import within
 from .training import Trainer
 from .weight_sync import WeightSync
@@ -143,7 +143,8 @@ def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Re
 
     keeper = EngineKeeper(sync.fleet, cluster.respawn, serve, config.engine.max_restarts)
     player = KeptPlayer(pool, keeper)
-    source = TaskSource(ready.tasks, seed=config.run.seed, shuffle=config.rollout.sampler == "shuffled")
+    source = make_source(config, ready.tasks)
+    source.restore(state.source)
     dispatcher = Dispatcher(config, player, source, ready.limits, _make_ledger(parts, state), keeper.ready)
     evaluator = Evaluator(config, player, ready.held_out, ready.limits) if ready.held_out else None
     return _loop_of(parts, dispatcher, sync, evaluator, reporter, state), keeper

@@ -45,6 +45,7 @@ class PlayedSection(RolloutSection):
     kv: Annotated[Literal["keep", "recompute"], Hidden] = "keep"
     order: Annotated[Literal["in_order", "first_done"], Hidden] = "in_order"
     oversample: Annotated[float, Hidden] = 1.0
+    retire_after: Annotated[int, Hidden] = 0
     mask_stale_tokens: Annotated[bool, Hidden] = False
     retries: Annotated[int, Hidden] = 3
     max_error_rate: Annotated[float, Hidden] = 0.5

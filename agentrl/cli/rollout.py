@@ -17,6 +17,7 @@ from ..config.load import parse_command
 from ..errors import ConfigError
 from ..preflight import Ready
 from ..report.rollout_file import RolloutFile
+from ..rollout.curriculum import make_source
 from ..rollout.episode import EpisodeOrder, EpisodeResult
 from ..rollout.orders import draw_order
 from ..rollout.player import Player, play_once
@@ -79,8 +80,8 @@ def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
     tasks = ready.tasks if command.split == "train" else ready.held_out
     if isinstance(tasks, Sequence) and not tasks:
         raise ConfigError(f"There are no tasks for --split {command.split}.")
-    shuffle = command.split == "train" and config.rollout.sampler == "shuffled"
-    source = TaskSource(tasks, seed=config.run.seed, shuffle=shuffle)
+    training = command.split == "train"
+    source = make_source(config, tasks) if training else TaskSource(tasks, seed=config.run.seed, shuffle=False)
     drawn = [(draw, task) for draw in range(command.tasks) if (task := source.at(draw)) is not None]
     return [
         draw_order(config, ready.limits, draw, sample, task)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from ..config import Config
 from ..engine import Limits
@@ -89,6 +90,7 @@ class Dispatcher:
     def settle(self, version: int) -> None:
         """The batch was trained (or skipped) and its weights are on every engine: its places are free."""
         self.ledger.settle(version)
+        self.tasks.forget(self.ledger.alive())
         self._admitting.set()
         self._fill()
 
@@ -113,7 +115,7 @@ class Dispatcher:
 
     def held(self) -> HeldRollouts:
         """What a checkpoint of this moment has to keep."""
-        return self.ledger.held()
+        return replace(self.ledger.held(), source=self.tasks.state())
 
     def abandon(self) -> list[Group]:
         """The groups that no batch took, for the record of a run that ends."""
@@ -156,6 +158,7 @@ class Dispatcher:
             result = await self._with_retries(order)
         self._errors.note(order, result)
         if self.ledger.end(group, result):
+            self.tasks.note(group)
             self._fill()
 
     async def _with_retries(self, order: EpisodeOrder) -> EpisodeResult:

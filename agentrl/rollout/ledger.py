@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..config import Config
 from ..env import Task
@@ -21,12 +22,13 @@ from .staleness import GroupState, RolloutState, close_batch, may_dispatch, too_
 @dataclass(frozen=True)
 class HeldRollouts:
     """What a checkpoint keeps: `reissue` = draws to issue again first; `groups` = finished and not trained (no outcome),
-    or ended without a record (with one).
+    or ended without a record (with one); `source` = the state of the task source.
     """
 
     next_draw: int = 0
     reissue: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
+    source: dict[str, Any] | None = None
 
 
 def signal_filter(config: Config) -> Callable[[Group], bool]:
@@ -80,6 +82,10 @@ class GroupLedger:
     @property
     def training(self) -> list[Group]:
         return list(self._training)
+
+    def alive(self) -> set[int]:
+        """Draws that may still be played."""
+        return {*self._groups, *self._reissue}
 
     @property
     def exhausted(self) -> bool:
