@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -45,6 +46,8 @@ class BatchSource(Protocol):
 
     def abandon(self) -> list[Group]: ...
 
+    def groups(self) -> list[dict[str, Any]]: ...
+
     @property
     def episodes_in_flight(self) -> int: ...
 
@@ -74,6 +77,7 @@ class Loop:
     _current: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
+        self._enter("starting")
         self.step = self.state.step
         self.evaluation.last_step = self.state.evaluated
 
@@ -84,6 +88,7 @@ class Loop:
         self.dispatcher.start()
         while self.steps is None or self.step < self.steps:
             self.clock.start()
+            self._enter("waiting for a batch")
             batch = await self.dispatcher.next_batch()
             self.clock.lap("rollout_wait")
             if batch is None or not batch.groups:
@@ -102,6 +107,7 @@ class Loop:
         The engines keep the old weights until the evaluation of them is over.
         """
         self.step += 1
+        self._enter(f"training step {self.step}")
         trained_at = self.sync.version
         rows = self._rows(batch, trained_at)
         async with self.sync.trainer_free:
@@ -109,6 +115,7 @@ class Loop:
                 self.sync.trainer.train(rows, self.step), f"the trainer, in step {self.step}"
             )
             self.clock.lap("train")
+            self._enter("waiting for the evaluation")
             await self._evaluated()
             if report.updated:
                 await self._publish()
@@ -126,6 +133,7 @@ class Loop:
 
     async def _publish(self) -> None:
         """The new weights on every engine; where episodes are of a single version, those that run are finished first."""
+        self._enter(f"publishing version {self.sync.version + 1}")
         if not partial_rollouts(self.config):
             await self.dispatcher.drain()
         await self.sync.publish(self.sync.version + 1)
@@ -164,10 +172,25 @@ class Loop:
             await self.sync.watched(self.sync.trainer.load(checkpoint), f"the trainer to load {checkpoint}")
             await self.sync.publish(self.sync.version)
 
+    def _enter(self, doing: str) -> None:
+        self._doing = (doing, time.monotonic())
+
+    def status(self) -> dict[str, Any]:
+        """What the run is doing, as plain values."""
+        doing, since = self._doing
+        return {
+            "step": self.step,
+            "version": self.sync.version,
+            "doing": doing,
+            "seconds": round(time.monotonic() - since, 1),
+            "groups": self.dispatcher.groups(),
+        }
+
     async def save(self) -> None:
         """A checkpoint of this moment: weights, optimizer, and the rollouts that are not trained yet. An evaluation of
         these weights is awaited, as it decides whether they are the best. Raises RunStoppedError when it fails.
         """
+        self._enter(f"saving the checkpoint of step {self.step}")
         self._note_best(await self._evaluated())
         held = self.dispatcher.held()
         self.state = replace(

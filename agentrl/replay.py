@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from .env import Task
 from .errors import ConfigError
@@ -61,6 +62,10 @@ class RecordedBatches:
 
     def abandon(self) -> list[Group]:
         """Nothing is left over."""
+        return []
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Nothing is in flight."""
         return []
 
     @property

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .checkpoint import Checkpoints, RunState, read_state
 from .cluster import Cluster
@@ -23,9 +24,11 @@ from .preflight import Ready
 from .replay import RecordedBatches
 from .report.read_record import read_held
 from .report.run_folder import RunFolder
+from .report.status import StatusFile
 from .rollout.curriculum import make_source
 from .rollout.dispatcher import Dispatcher
 from .rollout.ledger import GroupLedger, signal_filter
+from .rollout.pool import WorkerPool
 from .rollout.watchdog import within
 from .training import Trainer
 from .weight_sync import WeightSync
@@ -64,6 +67,7 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
     async with AsyncExitStack() as stack:
         trainer_starts = asyncio.ensure_future(_start_trainer(parts))
         stack.push_async_callback(_close_trainer, trainer_starts)
+        pool = None
         if parts.config.run.replay is not None:
             loop = _replaying_loop(parts, await trainer_starts, reporter)
         else:
@@ -71,7 +75,24 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
             await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
             loop, keeper = _make_loop(parts, cluster, trainer_starts.result(), reporter)
             stack.push_async_callback(keeper.close)
+            pool = cluster.pool
+        stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, pool).keep()))
         await _run(parts, loop)
+
+
+def _status_file(parts: RunParts, loop: Loop, pool: WorkerPool | None) -> StatusFile:
+    async def describe() -> dict[str, Any]:
+        batches = loop.dispatcher
+        if pool is not None and isinstance(batches, Dispatcher):
+            batches.stages.seen(await pool.stages())
+        return loop.status()
+
+    return StatusFile(parts.folder.status, describe)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 async def _run(parts: RunParts, loop: Loop) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from ..config import Config
 from ..engine import Limits
@@ -18,11 +19,13 @@ from .episode import EpisodeOrder, EpisodeResult
 from .error_rate import ErrorRate
 from .group import Batch, Group
 from .ledger import GroupLedger, HeldRollouts
-from .orders import draw_id, draw_order
+from .orders import draw_order
 from .player import Player, play_once
+from .stages import PLAYED, Stages, in_words
 from .task_source import TaskSource
 from .watchdog import within
 
+SHOWN = 4
 log = logging.getLogger(__name__)
 
 
@@ -47,6 +50,7 @@ class Dispatcher:
         self.limits = limits
         self.ledger = ledger
         self._ready = ready
+        self.stages = Stages()
         self._errors = ErrorRate(config.rollout)
         self._changed = asyncio.Event()
         self._closable = True
@@ -154,8 +158,12 @@ class Dispatcher:
         self._changed.set()
 
     async def _play(self, group: Group, order: EpisodeOrder) -> None:
-        async with self._seats:
-            result = await self._with_retries(order)
+        self.stages.enter(order.rollout_id, "waits for a seat (rollout.max-episodes)")
+        try:
+            async with self._seats:
+                result = await self._with_retries(order)
+        finally:
+            self.stages.leave(order.rollout_id)
         self._errors.note(order, result)
         if self.ledger.end(group, result):
             self.tasks.note(group)
@@ -173,7 +181,8 @@ class Dispatcher:
         return result
 
     async def _attempt(self, order: EpisodeOrder) -> EpisodeResult:
-        await self._admitted(order.engine)
+        await self._admitted(order)
+        self.stages.enter(order.rollout_id, PLAYED)
         self._attempts += 1
         self._quiet.clear()
         try:
@@ -183,12 +192,14 @@ class Dispatcher:
             if not self._attempts:
                 self._quiet.set()
 
-    async def _admitted(self, engine: int) -> None:
+    async def _admitted(self, order: EpisodeOrder) -> None:
         """The engine is there and no update is waiting for episodes to end."""
         while True:
+            self.stages.enter(order.rollout_id, "waits for a weight update")
             await self._admitting.wait()
             if self._ready is not None:
-                await self._ready(engine)
+                self.stages.enter(order.rollout_id, f"waits for engine {order.engine}, which is being replaced")
+                await self._ready(order.engine)
             if self._admitting.is_set():
                 return
 
@@ -220,7 +231,15 @@ class Dispatcher:
                 "or pass --algo.filter.enable False."
             )
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Every group that holds a place and what it waits for, as plain values."""
+        waiting = [
+            self.stages.of_group(group, "finished, waits for its batch" if group.finished else "in flight")
+            for group in self.ledger.groups
+        ]
+        return [*waiting, *(self.stages.of_group(group, "in training") for group in self.ledger.training)]
+
     def _what_is_awaited(self) -> str:
-        waiting = [group for group in self.ledger.groups if not group.finished]
-        shown = ", ".join(f"group {draw_id(g.draw)} ({len(g.results)}/{g.n} episodes)" for g in waiting[:4])
+        flying = [group for group in self.groups() if group["episodes"]]
+        shown = ". ".join(in_words(group) for group in flying[:SHOWN])
         return f"a batch; in flight: {shown or 'nothing'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from ..env import Task
@@ -12,7 +13,7 @@ from .episode import EpisodeResult
 @dataclass
 class Group:
     """n episodes of one draw. `version` = the engines' at dispatch; `outcome` is set once, when it is consumed;
-    `ended` = its rank among the groups that have finished.
+    `ended` = its rank among the groups that have finished; `began` = when, on the monotonic clock.
     """
 
     draw: int
@@ -22,6 +23,7 @@ class Group:
     results: list[EpisodeResult] = field(default_factory=list)
     outcome: str = ""
     ended: int = 0
+    began: float = field(default_factory=time.monotonic, repr=False, compare=False)
     _versions: tuple[int, int] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -14,6 +14,7 @@ from .worker import RolloutWorker, WorkerSpec
 
 MAX_CONCURRENT = 4096
 CLOSE_S = 5.0
+STAGES_S = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -61,6 +62,15 @@ class WorkerPool:
             )
         except RayActorError as error:
             raise InfrastructureError(f"a rollout worker did not start: {error}") from error
+
+    async def stages(self) -> dict[str, str]:
+        """What each episode waits for, of the workers that answer within STAGES_S."""
+        asked = [asyncio.ensure_future(_awaited(worker.stages.remote())) for worker in self._workers]
+        done, late = await asyncio.wait(asked, timeout=STAGES_S)
+        for call in late:
+            call.cancel()
+        answers = [call.result() for call in done if call.exception() is None]
+        return {rollout_id: stage for answer in answers for rollout_id, stage in answer.items()}
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         """Raises InfrastructureError when the worker died or did not answer in time."""

@@ -43,6 +43,7 @@ class EpisodePlayer:
         self.executor = executor
         self.images = images
         self.env = env
+        self._playing: dict[str, RolloutContext] = {}
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         ctx = RolloutContext(
@@ -59,8 +60,16 @@ class EpisodePlayer:
             training=order.training,
         )
         began = time.monotonic()
-        trajectory = await play(self.executor, order.task, ctx)
+        self._playing[order.rollout_id] = ctx
+        try:
+            trajectory = await play(self.executor, order.task, ctx)
+        finally:
+            self._playing.pop(order.rollout_id, None)
         return result_of(order, trajectory, time.monotonic() - began)
+
+    async def stages(self) -> dict[str, str]:
+        """What each episode that is played here waits for, by rollout id."""
+        return {rollout_id: ctx.stage for rollout_id, ctx in self._playing.items()}
 
 
 class RolloutWorker(EpisodePlayer):
