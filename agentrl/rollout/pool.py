@@ -29,6 +29,7 @@ class WorkerPool:
         self._workers: list[Any] = [self._spawn() for _ in range(count)]
         self._load = [0] * count
         self._abandoned = [0] * count
+        self._starting: dict[int, asyncio.Future[Any]] = {}
         self._closed = False
         self.replaced = 0
 
@@ -77,11 +78,12 @@ class WorkerPool:
         from ray.exceptions import RayActorError, RayTaskError
 
         index = min(range(len(self._workers)), key=lambda i: self._load[i])
-        worker = self._workers[index]
         watch = self._spec.config.watchdog
         bound = order.limits.episode_timeout_s + order.limits.call_timeout_s + watch.warn_after
         self._load[index] += 1
+        worker = self._workers[index]
         try:
+            worker = await self._started(index)
             result = await within(
                 _call(worker.play, order),
                 f"episode {order.rollout_id}",
@@ -103,6 +105,15 @@ class WorkerPool:
         self._count_abandoned(index, worker, result)
         return result
 
+    async def _started(self, index: int) -> Any:
+        """The worker of this place; one that replaced another is waited for, which does not count as the episode's time."""
+        watch = self._spec.config.watchdog
+        while index in self._starting:
+            what = f"rollout worker {index} to start"
+            starting = asyncio.shield(self._starting[index])
+            await within(starting, what, warn_after=watch.warn_after, fail_after=watch.fail_after)
+        return self._workers[index]
+
     def _count_abandoned(self, index: int, worker: Any, result: EpisodeResult) -> None:
         self._abandoned[index] += int(result.metrics.get("errors/abandoned_threads", 0))
         if self._abandoned[index] > self._spec.config.rollout.max_abandoned:
@@ -119,6 +130,16 @@ class WorkerPool:
         self._abandoned[index] = 0
         self._workers[index] = self._spawn()
         self.replaced += 1
+        starting = asyncio.ensure_future(_awaited(self._workers[index].ready.remote()))
+        self._starting[index] = starting
+        starting.add_done_callback(lambda done: self._is_up(index, done))
+
+    def _is_up(self, index: int, starting: asyncio.Future[Any]) -> None:
+        """Those that wait see how it went."""
+        if self._starting.get(index) is starting:
+            del self._starting[index]
+        if not starting.cancelled():
+            starting.exception()
 
     def close(self) -> None:
         """End every worker's process; none is replaced any more."""

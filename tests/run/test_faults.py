@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..engines import tiny
 from .test_ending import AGENTRL, processes, wait_until
 from .test_real_train import check_nothing_is_lost, check_versions
 
@@ -53,6 +52,8 @@ def write_code(folder: Path) -> Path:
 
 def policy(folder: Path, code: Path) -> list[str]:
     """The options for a random tiny policy on the env of `code`."""
+    from ..engines import tiny
+
     tiny.text_model(folder / "model", tied=False)
     lengths = ["--rollout.max-len", "512", "--rollout.max-new-tokens", "16"]
     return ["--env", f"{code}:Letters", "--model", str(folder / "model"), *lengths]
@@ -81,7 +82,7 @@ class Running:
         assert len(found) == 1, found
         return found[0]
 
-    def wait(self, condition: Callable[[], bool], seconds: float = 120) -> None:
+    def wait(self, condition: Callable[[], bool], seconds: float = 240) -> None:
         ended = self.process.poll
         assert wait_until(lambda: ended() is not None or condition(), seconds), self.log.read_text()[-5000:]
         assert ended() is None, self.log.read_text()[-5000:]
