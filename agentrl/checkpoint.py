@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError, RunStoppedError
+from .errors import ConfigError, InfrastructureError, RunStoppedError
 
 PART, OLD, PINNED = ".part", ".old", "pinned"
 
@@ -47,7 +47,8 @@ class Checkpoints:
     async def save(self, state: RunState, write: Callable[[Path], Awaitable[None]]) -> Path:
         """`write(folder)` puts everything but the run state into a temporary folder, which then takes its name.
 
-        Raises RunStoppedError when that fails; the earlier checkpoints and the markers are then as they were.
+        Raises RunStoppedError when that fails, and InfrastructureError when whoever writes is lost; the earlier checkpoints
+        and the markers are then as they were.
         """
         target = self.folder / f"step_{state.step:06d}"
         part = target.with_suffix(PART)
@@ -59,6 +60,9 @@ class Checkpoints:
             _sync_tree(part)
             self._name(part, target)
             self._mark("latest", target.name)
+        except InfrastructureError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
         except Exception as error:
             shutil.rmtree(part, ignore_errors=True)
             raise RunStoppedError(self._failed(state.step, error)) from error

@@ -109,7 +109,7 @@ class Loop:
         self.step += 1
         self._enter(f"training step {self.step}")
         trained_at = self.sync.version
-        rows = self._rows(batch, trained_at)
+        rows = batch.rows
         async with self.sync.trainer_free:
             report = await self.sync.watched(
                 self.sync.trainer.train(rows, self.step), f"the trainer, in step {self.step}"
@@ -123,13 +123,6 @@ class Loop:
         self.dispatcher.settle(self.sync.version)
         self._record(self.step, batch_records(batch, report, self.step))
         self._write(self._step_record(batch, rows, report, trained_at))
-
-    def _rows(self, batch: Batch, version: int) -> list[Row]:
-        """The rows to train. The record keeps what was sampled; what is too old loses its mask in a copy."""
-        if not self.config.rollout.mask_stale_tokens:
-            return batch.rows
-        oldest = version - self.config.train.max_staleness
-        return [replace(row, loss_mask=row.loss_mask & (row.versions >= oldest)) for row in batch.rows]
 
     async def _publish(self) -> None:
         """The new weights on every engine; where episodes are of a single version, those that run are finished first."""
@@ -263,11 +256,18 @@ class Loop:
             "version": self.sync.version,
             **episode_metrics(results),
             **group_metrics(batch.groups, batch.dropped),
-            **staleness_metrics(rows, trained_at),
+            **staleness_metrics(self._unmasked(rows, trained_at), trained_at),
             **report.metrics,
             **self.clock.finish(trained),
             "episodes_in_flight": float(self.dispatcher.episodes_in_flight),
         }
+
+    def _unmasked(self, rows: Sequence[Row], version: int) -> Sequence[Row]:
+        """The rows with the mask that the loss sees: the trainer leaves stale tokens out where it is told to."""
+        if not self.config.rollout.mask_stale_tokens:
+            return rows
+        oldest = version - self.config.train.max_staleness
+        return [replace(row, loss_mask=row.loss_mask & (row.versions >= oldest)) for row in rows]
 
     def _write(self, record: dict[str, Any]) -> None:
         self.folder.add_metrics(record)

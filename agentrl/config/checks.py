@@ -157,7 +157,6 @@ def _check_stale(config: Config) -> None:
     given = {
         "--rollout.order first_done": config.rollout.order == "first_done",
         f"--rollout.oversample {config.rollout.oversample:g}": config.rollout.oversample > 1,
-        "--rollout.mask-stale-tokens": config.rollout.mask_stale_tokens,
     }
     for flag, is_given in given.items():
         if is_given and config.train.stale != "drop":

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .section import Section
 
@@ -44,7 +44,7 @@ class RolloutSection(Section):
     oversample: float = Field(1.0, ge=1.0)
     """This many times the groups that are needed are in flight (above 1 needs train.stale drop)."""
     mask_stale_tokens: bool = False
-    """Only the tokens over the staleness bound are left out of the loss, not their group (needs train.stale drop)."""
+    """Leave tokens older than train.max_staleness out of the loss, and hold no batch back for their sake."""
     retries: int = Field(3, ge=0)
     """Attempts after the first for an episode that infrastructure failed."""
     max_error_rate: float = Field(0.5, ge=0.0, le=1.0)
@@ -95,21 +95,49 @@ class FilterSection(Section):
     """Stop when this many times batch_groups groups did not fill one batch."""
 
 
+class KLSection(Section):
+    """Keeping the policy near a reference."""
+
+    coef: float = Field(0.0, ge=0)
+    """Weight of the KL divergence from the reference; 0 loads no reference model."""
+    where: Literal["reward", "loss"] = "reward"
+    """In the reward of each token, summed to go; or a term of the loss."""
+    kind: Literal["k1", "k2", "k3"] | None = None
+    """The estimate: k1 in the reward, k2 (whose gradient is that of the reverse KL) in the loss; others are refused."""
+    target: float | None = Field(None, gt=0)
+    """Steer the coefficient so that the KL of a token stays near this; absent: it is fixed."""
+    horizon: float = Field(10_000.0, gt=0)
+    """Rollouts over which a coefficient with a target follows."""
+
+
+class OverlongSection(Section):
+    """Rollouts that come near the longest an episode may be, rollout.max_total_tokens, or are cut short."""
+
+    penalty: bool | None = None
+    """Take up to `factor` off the reward within `buffer` tokens of the limit; absent: as the algorithm's preset has it."""
+    buffer: int | None = Field(None, ge=1)
+    """Tokens below the limit where the penalty begins; absent: a fifth of the limit."""
+    factor: float = Field(1.0, ge=0)
+    """The penalty at the limit."""
+    mask: bool = False
+    """Leave truncated rollouts out of the loss; they stay in the baseline."""
+
+
 class AlgoSection(Section):
     """The algorithm: a preset, and any axis of it set to something else. Absent axes come from the preset."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--algo"])] = "reinforce_pp"
-    """A preset: reinforce_pp, reinforce_pp_baseline, grpo, rloo, dr_grpo, dapo, gspo, cispo."""
+    """A preset: reinforce_pp, reinforce_pp_baseline, ppo, grpo, rloo, dr_grpo, dapo, gspo, cispo; distill; or path/to/file.py:name."""
     advantage: str | None = None
-    """Advantage estimator."""
+    """Advantage estimator: a name, or path/to/file.py:function."""
     level: Literal["token", "sequence"] | None = None
     """Level of the probability ratio."""
     clip: tuple[float, float] | None = None
     """The ratio's trust region: 1 - low to 1 + high."""
     dual_clip: float | None = None
     """Bound on the loss of negative advantages, > 1."""
-    trust: Literal["clip", "cispo"] | None = None
-    """How the trust region acts."""
+    trust: str | None = None
+    """How the trust region acts: clip, cispo, or path/to/file.py:function."""
     aggregation: Literal["token_mean", "sequence_mean", "constant"] | None = None
     """How per-token losses become one number."""
     correction: Literal["auto", "none", "tis", "icepop", "seq_mask_tis", "decoupled"] = "auto"
@@ -124,18 +152,71 @@ class AlgoSection(Section):
     """The proximal policy; auto: current with one update a batch, recompute with several."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per trained token."""
+    lam: float = Field(1.0, ge=0, le=1)
+    """Lambda of generalised advantage estimation."""
+    bootstrap_truncated: bool = False
+    """A truncated rollout is worth what the critic expects after it, not 0."""
+    credit: Literal["outcome", "turn"] = "outcome"
+    """outcome: the sum of the turns' rewards on the last trained token; turn: each on its own turn's last token."""
+    reward_clip: tuple[float, float] | None = None
+    """Bounds of a rollout's reward."""
+    stop_properly: float | None = None
+    """Reward of truncated rollouts: multiplied with this when it is at least 0, replaced by it when it is negative."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
+    kl: KLSection = KLSection()
+    overlong: OverlongSection = OverlongSection()
     filter: FilterSection = FilterSection()
+
+
+class CriticSection(Section):
+    """The value function of algorithms that have one. Its optimizer is of the kind of the policy's."""
+
+    lr: float | None = Field(None, gt=0)
+    """Learning rate; absent: 5 times the policy's."""
+    schedule: Literal["constant", "linear", "cosine"] | None = None
+    """Learning rate over the planned updates; absent: as optim.schedule."""
+    lr_warmup: int = Field(0, ge=0)
+    """Updates over which the learning rate rises from 0."""
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)
+    """Where linear and cosine end, as a share of lr."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    max_norm: float = Field(1.0, ge=0)
+    """Gradient norm clip; 0 = off."""
+    value_clip: float = Field(0.5, ge=0)
+    """How far a value may move within a batch before the loss sees it clipped; 0 = off."""
+    warmup_steps: int = Field(0, ge=0)
+    """Batches at the start that train the critic alone."""
+    path: str | None = None
+    """Folder or hub id of the model whose trunk it starts from; absent: the policy's. The value head starts at 0."""
+
+
+class RefSection(Section):
+    """The reference of algo.kl."""
+
+    path: str | None = None
+    """Folder or hub id; absent: the policy as it was before the first update."""
+    offload: bool = False
+    """Keep it in CPU memory between batches."""
+
+
+class TeacherSection(Section):
+    """The teacher of --algo distill."""
+
+    path: str | None = None
+    """Folder or hub id of a model with the policy's vocabulary."""
+    offload: bool = False
+    """Keep it in CPU memory between batches."""
 
 
 class OptimSection(Section):
     """The optimizer."""
 
-    name: Literal["adamw", "sgd"] = "adamw"
-    """Optimizer."""
+    name: Literal["adamw", "sgd", "muon"] = "adamw"
+    """Optimizer. muon: for the matrices between embedding and head, with AdamW for the rest; whole weights only."""
     lr: float | None = Field(None, gt=0)
-    """Learning rate; absent: 2e-4 for agentrl's tiny policies, else 1e-6."""
+    """Learning rate; absent: 2e-4 for agentrl's tiny policies, else 1e-6; ten times that for LoRA adapters."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
@@ -150,6 +231,8 @@ class OptimSection(Section):
     """Updates over which the learning rate rises from 0."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Where linear and cosine end, as a share of lr."""
+    ema: float = Field(0.0, ge=0, lt=1)
+    """Decay of a moving average of the weights, saved beside them and exported in their place; 0 = off."""
 
 
 class TrainSection(Section):
@@ -172,7 +255,7 @@ class TrainSection(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     max_bad_steps: int = Field(3, ge=0)
-    """Updates with non-finite gradients that are skipped before the run stops."""
+    """Updates that are skipped for a number that is not finite before the run stops; their rows are in bad_rows/."""
 
 
 class ParallelSection(Section):
@@ -186,6 +269,35 @@ class ParallelSection(Section):
     """DeepSpeed ZeRO stage."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rank."""
+    offload_optimizer: bool = False
+    """Keep optimizer state and float32 master weights in CPU memory (ZeRO stage 1 and above)."""
+    offload_params: bool = False
+    """Keep weights in CPU memory while they are not used (ZeRO stage 3)."""
+
+
+class LoraSection(Section):
+    """Low-rank adapters (Hu 2021): the model is frozen, and two thin matrices beside each adapted layer are trained."""
+
+    rank: int = Field(0, ge=0)
+    """Rank of the adapters; 0 = none, every weight is trained."""
+    alpha: int | None = Field(None, ge=1)
+    """An adapter's output is scaled by alpha / rank; absent: twice the rank."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Share of an adapter's inputs dropped in updates; not when log-probabilities are only compared."""
+    targets: tyro.conf.UseAppendAction[list[str]] = []
+    """Names of the layers to adapt, as in q_proj; repeatable. Absent or all-linear: all linear layers but the output head."""
+    path: str | None = None
+    """Adapter folder in peft's format to start from; its rank, alpha, dropout and targets are used."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _one_name_is_a_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+    @property
+    def enabled(self) -> bool:
+        """Whether adapters are trained in place of the model."""
+        return self.rank > 0 or self.path is not None
 
 
 class EvalSection(Section):

@@ -110,6 +110,7 @@ class GroupLedger:
             self.draining,
             self._rollout.order,
             self._rollout.oversample,
+            self._rollout.mask_stale_tokens,
         )
 
     def _state_of(self, group: Group) -> GroupState:

@@ -6,7 +6,7 @@ until it fails, is filtered or is dropped. Giving the place back when the batch 
 With `(max_staleness + 1) * batch_groups` places and strict order nothing ever gets too old: a group with p others before
 it is trained p // batch_groups versions later, and p < places. So for every j = 0..max_staleness, of the groups that a
 batch leaves over at most j * batch_groups have an age (versions since dispatch) of max_staleness - j or more. First-done
-order and over-sampling give that up; what gets too old then is dropped.
+order, over-sampling and the masking of stale tokens give that up; a group that gets too old then is dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class GroupState:
 @dataclass(frozen=True)
 class RolloutState:
     """All that the decisions look at. `groups` are by draw; `training` counts groups of the batch being trained;
-    `wanted` = groups the run still has to train, those included (None = no end).
+    `wanted` = groups the run still has to train, those included (None = no end). `masked` = the trainer leaves out tokens
+    that are too old, so no batch is held back for them.
     """
 
     version: int
@@ -49,6 +50,7 @@ class RolloutState:
     draining: bool = False
     order: Order = "in_order"
     oversample: float = 1.0
+    masked: bool = False
 
     @property
     def places(self) -> int:
@@ -77,12 +79,15 @@ def too_old(state: RolloutState) -> list[int]:
 def close_batch(state: RolloutState) -> list[int] | None:
     """Draws of the next batch; None = wait. Groups that are `too_old` must have been dropped.
 
-    In order: the oldest draws that hold places, when all of them are finished. First done: the first to have finished.
-    A short batch is closed when the data is used up and nothing is in flight.
+    In order: the oldest draws that hold places, when all of them are finished; where stale tokens are masked, the oldest
+    of those that are. First done: the first to have finished. A short batch is closed when the data is used up and nothing
+    is in flight.
     """
-    candidates = list(state.groups)
+    candidates = [
+        group for group in state.groups if group.finished or not (state.masked or state.order == "first_done")
+    ]
     if state.order == "first_done":
-        candidates = sorted((group for group in candidates if group.finished), key=lambda group: group.ended)
+        candidates.sort(key=lambda group: group.ended)
     batch = candidates[: state.batch_groups]
     if len(batch) < state.batch_groups:
         batch = list(state.groups) if state.exhausted else []

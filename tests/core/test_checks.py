@@ -41,7 +41,6 @@ def test_the_defaults_pass() -> None:
         ({"train": {"max_staleness": 0}, "rollout": {"partial": True}}, "rollout.partial"),
         ({"rollout": {"order": "first_done"}}, "rollout.order first_done needs --train.stale drop"),
         ({"rollout": {"oversample": 1.5}}, "rollout.oversample 1.5 needs --train.stale drop"),
-        ({"rollout": {"mask_stale_tokens": True}}, "rollout.mask-stale-tokens needs --train.stale drop"),
         ({"run": {"replay": "nowhere"}}, "--replay nowhere: there are no step_"),
         ({"run": {"replay": "nowhere"}, "eval": {"every": 2}}, "eval.every is not used with --replay"),
         ({"train": {"batch_groups": 3, "updates_per_batch": 5}}, "updates-per-batch 5"),

@@ -25,6 +25,7 @@ MEMBERS = 2
 KINDS = ["fine"] * 6 + ["flat", "failed"]
 RULES = [
     {"train": {"stale": "wait"}},
+    {"train": {"stale": "wait"}, "rollout": {"mask_stale_tokens": True}},
     {"train": {"stale": "drop"}, "rollout": {"order": "first_done"}},
     {"train": {"stale": "drop"}, "rollout": {"order": "first_done", "oversample": 1.5}},
     {"train": {"stale": "drop"}, "rollout": {"oversample": 2.0}},
@@ -128,12 +129,12 @@ class Rollouts(RuleBasedStateMachine):
         train, rollout = self.config.train, self.config.rollout
         short = len(batch.groups) < train.batch_groups
         assert batch.groups and (not short or self.ledger.exhausted)
-        if rollout.order == "in_order":
+        if rollout.order == "in_order" and not rollout.mask_stale_tokens:
             assert all(batch.groups[-1].draw < group.draw for group in self.ledger.groups)
         for group in batch.groups:
             oldest, newest = group.versions()
             assert self.ledger.version - (newest if rollout.mask_stale_tokens else oldest) <= train.max_staleness
-        if train.stale == "wait":
+        if train.stale == "wait" and not rollout.mask_stale_tokens:
             self.check_leftover()
 
     def check_leftover(self) -> None:
@@ -192,7 +193,8 @@ class Rollouts(RuleBasedStateMachine):
 
     @invariant()
     def wait_never_drops(self) -> None:
-        if hasattr(self, "ledger") and self.config.train.stale == "wait":
+        masked = hasattr(self, "ledger") and self.config.rollout.mask_stale_tokens
+        if hasattr(self, "ledger") and self.config.train.stale == "wait" and not masked:
             assert not self.count("stale") and all(group.outcome != "stale" for group in self.ledger.dropped)
 
     @invariant()
