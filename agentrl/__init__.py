@@ -34,6 +34,7 @@ _EXPORTS = {
     "multi_turn": ("MultiTurnExecutor",),
     "single_turn": ("SingleTurnExecutor",),
     "registry": ("register",),
+    "agent_server.executors": ("FunctionExecutor", "RemoteAgentExecutor"),
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = sorted(_HOME)

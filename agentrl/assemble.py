@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from .config import Config
@@ -15,9 +15,11 @@ from .errors import AgentRLError, ConfigError
 from .executor import AgentExecutorBase
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
-from .registry import accepted_options, load_object, resolve_env, suggest
+from .registry import accepted_options, is_url, load_object, resolve_env, suggest
 from .renderer import Renderer
+from .reward_client import served_reward
 from .single_turn import SingleTurnExecutor
+from .tokens import read_token
 
 
 def parse_options(pairs: Iterable[str], flag: str) -> dict[str, Any]:
@@ -39,12 +41,15 @@ def _toml_value(text: str) -> Any:
 
 
 class EnvSource:
-    """The environment of a run: its class or factory, and the options it was given."""
+    """The environment of a run: its class or factory, and the options it was given.
 
-    def __init__(self, config: Config) -> None:
+    `target` stands in for what `env.name` would be resolved to.
+    """
+
+    def __init__(self, config: Config, target: Any = None) -> None:
         assert config.env.name is not None
         self.name = config.env.name
-        self.target = resolve_env(self.name)
+        self.target = resolve_env(self.name, token_file=config.env.token_file) if target is None else target
         self.options = parse_options(config.env.opt, "--env.opt")
         self._check_options()
 
@@ -91,23 +96,57 @@ def option_names(env: Any) -> list[str]:
     return list(dict.fromkeys(p.name for p in named if p.kind in kinds and p.name not in ("self", "split")))
 
 
-def make_executor(config: Config) -> AgentExecutorBase:
-    """The executor of a run: the user's own, an env's turn loop, or a single turn with reward functions."""
-    if config.agent.name is not None:
-        return _own_executor(config.agent.name)
+def make_executor(config: Config, worker: int = 0) -> AgentExecutorBase:
+    """The executor of a run, in rollout worker `worker`: the user's own, an agent that talks HTTP, an env's turn loop, or a
+    single turn with reward functions.
+    """
+    if config.agent.name:
+        return _agent_executor(config, worker)
     if config.env.name is not None:
         source = EnvSource(config)
         return MultiTurnExecutor(source.make, config.env.name)
     if config.reward.name:
-        return SingleTurnExecutor([load_object(spec) for spec in config.reward.name], config.reward.weights)
+        return _single_turn(config)
     raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
 
 
-def _own_executor(spec: str) -> AgentExecutorBase:
+def _single_turn(config: Config) -> SingleTurnExecutor:
+    rewards = [make_reward(spec, config.env.token_file) for spec in config.reward.name]
+    return SingleTurnExecutor(rewards, config.reward.weights)
+
+
+def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
+    """The reward function of `path/to/file.py:function`, or one that asks a reward server."""
+    if is_url(spec):
+        return served_reward(spec, read_token(token_file, "--env.token-file"))
+    function: Callable[..., Any] = load_object(spec)
+    return function
+
+
+def _agent_executor(config: Config, worker: int) -> AgentExecutorBase:
+    from . import FunctionExecutor, RemoteAgentExecutor
+
+    judge = _single_turn(config) if config.reward.name else None
+    if is_url(config.agent.name[0]):
+        return RemoteAgentExecutor.configured(config, worker, judge)
+    (spec,) = config.agent.name
     target = load_object(spec)
+    if inspect.iscoroutinefunction(target):
+        return FunctionExecutor.configured(target, config, worker, judge)
+    return _own_executor(spec, target, config)
+
+
+def _own_executor(spec: str, target: Any, config: Config) -> AgentExecutorBase:
     executor = target() if isinstance(target, type) else target
     if not isinstance(executor, AgentExecutorBase):
-        raise ConfigError(f"--agent {spec} is a {type(executor).__name__}, not an AgentExecutorBase.")
+        raise ConfigError(
+            f"--agent {spec} is a {type(executor).__name__}: it must be an `async def run(task, client)` or an AgentExecutorBase."
+        )
+    if config.reward.name:
+        raise ConfigError(f"--agent {spec} brings its own rewards: leave out --reward.")
+    unread = [name for name in config.agent.changed() if name != "name"]
+    if unread:
+        raise ConfigError(f"--agent.{unread[0].replace('_', '-')} is not used with an executor of your own: {spec}.")
     return executor
 
 

@@ -94,6 +94,12 @@ class Cluster:
         await self.engines[index].start()
         return self.engines[index]
 
+    async def lone_engine(self) -> RayEngine:
+        """One engine without workers, ready to answer; `close` ends it."""
+        self.engines = [self._spawn_engine()]
+        await self.engines[0].start()
+        return self.engines[0]
+
     def _spawn_engine(self) -> RayEngine:
         engine = self.config.engine
         if engine.name == "scripted":

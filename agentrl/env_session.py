@@ -66,6 +66,11 @@ class EnvThread:
             raise CallTimeoutError
         return future.result()
 
+    @property
+    def lost(self) -> bool:
+        """Abandoned, and still held by the call that did not return."""
+        return self.abandoned and self._thread.is_alive()
+
     def end(self) -> None:
         """Let the thread finish once its queue is empty."""
         self._calls.put(None)
@@ -135,6 +140,7 @@ class EnvSession:
         self.name = name
         self._thread: EnvThread | None = None
         self._env: Any = None
+        self._coroutines: dict[str, bool] = {}
         self.close_error: AgentRLError | None = None
 
     async def __aenter__(self) -> EnvSession:
@@ -163,6 +169,11 @@ class EnvSession:
     def abandoned(self) -> bool:
         return self._thread is not None and self._thread.abandoned
 
+    @property
+    def lost(self) -> bool:
+        """Whether a call that never returned still holds the thread."""
+        return self._thread is not None and self._thread.lost
+
     async def run(self, what: str, call: Callable[[], Any], timeout_s: float | None = None) -> Any:
         """Any call on the env's thread, under the same bound and fault boundary as the env's methods."""
         assert self._thread is not None
@@ -173,7 +184,7 @@ class EnvSession:
         """An attribute of the env, also through gymnasium's wrappers."""
         return await self.run(name, lambda: _attribute(self._env, name, default))
 
-    async def reset(self, seed: int, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    async def reset(self, seed: int | None, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """-> (observation, info), its shape checked."""
         result = await self._call("reset", seed=seed, options=options)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
@@ -203,7 +214,9 @@ class EnvSession:
         return await blame_env(f"{self.name}: {method}", coming, timeout)
 
     def _is_coroutine(self, method: str) -> bool:
-        return inspect.iscoroutinefunction(inspect.unwrap(getattr(self._env, method)))
+        if method not in self._coroutines:
+            self._coroutines[method] = inspect.iscoroutinefunction(inspect.unwrap(getattr(self._env, method)))
+        return self._coroutines[method]
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -28,7 +28,7 @@ class RolloutContext:
 
     `trajectory` is the one record of the episode; an executor fills it and returns it. `training` = sampling options that
     change the distribution are refused; `draw_task` = the env draws its own task by the seed; `waiting_for` = the calls
-    that the engine has not answered yet.
+    that the engine has not answered yet; `gives_up` = a call that is cancelled now is not awaited any more.
     """
 
     engine: Engine
@@ -47,6 +47,7 @@ class RolloutContext:
     draw_task: bool = False
     trajectory: Trajectory | None = None
     waiting_for: list[str] = field(default_factory=list)
+    gives_up: bool = False
     _turn: int = 0
     _sampled: int = 0
 
@@ -117,6 +118,10 @@ class RolloutContext:
             answer = await call
         except AgentRLError:
             self.waiting_for.remove(what)
+            raise
+        except asyncio.CancelledError:
+            if self.gives_up:
+                self.waiting_for.remove(what)
             raise
         except Exception as error:
             self.waiting_for.remove(what)

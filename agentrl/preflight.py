@@ -100,7 +100,9 @@ def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
 
 async def probe(config: Config, task: Task) -> EnvFacts:
     """Reset one env on the first task and look. An env that fails here is left to the run, which counts failures."""
-    if config.agent.name is not None or config.env.name is None:
+    if config.agent.name:
+        return EnvFacts(_task_messages(task), max_turns=None)
+    if config.env.name is None:
         return EnvFacts(_task_messages(task))
     session = EnvSession(EnvSource(config).make, config.rollout.call_timeout_s, config.env.name)
     try:

@@ -18,7 +18,12 @@ from typing import Any
 
 from .errors import ConfigError
 
-GROUPS = {"env": "agentrl.envs", "engine": "agentrl.engines", "algorithm": "agentrl.algorithms"}
+GROUPS = {
+    "env": "agentrl.envs",
+    "env scheme": "agentrl.env_schemes",
+    "engine": "agentrl.engines",
+    "algorithm": "agentrl.algorithms",
+}
 _registered: dict[tuple[str, str], Any] = {}
 
 
@@ -109,10 +114,18 @@ def load_object(spec: str, load: Callable[[str], ModuleType] = load_file) -> Any
     return getattr(module, attribute)
 
 
-def resolve_env(spec: str) -> Any:
-    """The Env class or factory of `NAME`, `path/to/file.py:Class` or `gymnasium:ID`."""
-    if spec.startswith(("http://", "https://")):
-        raise ConfigError(f"--env {spec}: environments over HTTP are not part of this version.")
+def is_url(spec: str) -> bool:
+    """Whether a name is the address of a server."""
+    return spec.startswith(("http://", "https://"))
+
+
+def resolve_env(spec: str, token_file: str | None = None) -> Any:
+    """The Env class or factory of `NAME`, `path/to/file.py:Class`, `gymnasium:ID` or `http://host:port/name`.
+
+    A server is asked what the env is like, with the token in `token_file`.
+    """
+    if is_url(spec):
+        return lookup("env scheme", spec.partition(":")[0])(spec, token_file)
     if spec.startswith("gymnasium:"):
         return lambda **options: _make_gymnasium(spec.removeprefix("gymnasium:"), options)
     if ".py:" in spec:

@@ -8,7 +8,7 @@ a marker stands for the assistant's content, so its cost does not grow with the 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -72,6 +72,8 @@ class Renderer:
         self.history = history
         self._expander = ImageExpander(tokenizer_or_processor)
         self._special = SpecialText(self.tokenizer, self._expander.placeholders)
+        self.seen: Callable[[Prompt], None] | None = None
+        """Told of every prompt that is made, for an engine that must know what was said."""
         self._shown: set[tuple[bool, tuple[str, ...]]] = set()
         self._user_delta = None if self.template.literal else self._same_delta_after_one_and_two_turns()
         self.stop_ids = tuple(sorted({*stop_ids, *self._own_stop_ids()}))
@@ -272,12 +274,15 @@ class Renderer:
         expanded, slots = self._expander.expand(ids, images)
         offset = len(base.token_ids)
         moved = tuple((sha, offset + start, count) for sha, start, count in slots)
-        return replace(
+        prompt = replace(
             base,
             token_ids=base.token_ids + expanded,
             images=base.images + tuple(images),
             slots=base.slots + moved,
         )
+        if self.seen is not None:
+            self.seen(prompt)
+        return prompt
 
 
 def _with_marked_call(reply: Message) -> Message:

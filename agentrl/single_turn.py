@@ -57,12 +57,13 @@ class SingleTurnExecutor(AgentExecutorBase):
         if generation.finish_reason == "placeholder":
             record.metrics["renderer/placeholder"] = 1.0
             return record
-        verdict = await self._judge(task, completion, ctx, record)
+        verdict = await self.judge(task, completion, ctx, record)
         node.reward, record.score = verdict.reward, verdict.score
         record.metrics.update(verdict.metrics)
         return record
 
-    async def _judge(self, task: Task, completion: str, ctx: RolloutContext, record: Trajectory) -> Verdict:
+    async def judge(self, task: Task, completion: str, ctx: RolloutContext, record: Trajectory) -> Verdict:
+        """The verdict of the reward functions on a completion. Raises EnvError with what one of them raised."""
         offered = {
             "prompt": task.prompt,
             "completion": completion,

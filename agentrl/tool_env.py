@@ -76,13 +76,29 @@ class ToolEnv(Env):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._toolbox = {name: tool_schema(method) for name, method in _marked(cls).items()}
+        cls._toolbox = {name: _schema(method) for name, method in _marked(cls).items()}
         cls.tools = [schema.as_openai() for schema in cls._toolbox.values()]
         cls._is_async = any(_is_coroutine(getattr(cls, name)) for name in (*cls._toolbox, "reward", "reset", "close"))
         if "reset" in vars(cls):
             cls.reset = _recorded(cls.reset)  # type: ignore[method-assign]
         if cls._is_async and cls.step is ToolEnv.step:
             cls.step = ToolEnv._async_step  # type: ignore[method-assign]
+
+    @classmethod
+    def from_mcp(
+        cls, target: str | Sequence[str], *, only: Sequence[str] | None = None, timeout_s: float = 30.0
+    ) -> type[ToolEnv]:
+        """A subclass that has an MCP server's tools beside its own: of a URL, or of a command that is started an episode.
+
+        The server is asked for its tools here and now; `only` names those to take, `timeout_s` bounds a call. A `close` of
+        the subclass must call `super().close()`. A server that is gone fails the episode as infrastructure. Raises
+        ConfigError.
+        """
+        from .tool_mcp import McpTools, list_tools, mcp_methods
+
+        methods = mcp_methods(list_tools(target, timeout_s, only), _MARK, lambda name: hasattr(cls, name))
+        body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "mcp_target": target, "mcp_timeout_s": timeout_s}
+        return cast(type[ToolEnv], type(cls.__name__, (McpTools, cls), {**body, **methods}))
 
     def reward(self, answer: Action) -> Any:
         """The verdict on the episode: a float, None, or `{"reward", "score", "metrics"}`. May be `async def`.
@@ -264,6 +280,12 @@ def _marked(cls: type[ToolEnv]) -> dict[str, Callable[..., Any]]:
             elif name in found:
                 raise TypeError(f"{owner.__name__}.{name} replaces a tool: mark it @tool, or write {name} = None")
     return found
+
+
+def _schema(method: Any) -> Any:
+    """A tool's schema: the one it was marked with, else what its signature says."""
+    mark = getattr(method, _MARK)
+    return tool_schema(method) if mark is True else mark
 
 
 def _recorded(reset: Callable[..., Any]) -> Callable[..., Any]:

@@ -78,7 +78,7 @@ def micro_steps(
     Ranks wait for one another, so those of a step get micro-batches of like cost, and the dearer of them in turns.
     """
     costs = {row: attention_cost(lengths[row], half_cost) for row in rows}
-    order = sorted(rows, key=lambda row: (-costs[row], row))
+    order = sorted(sorted(rows), key=costs.__getitem__, reverse=True)  # of equals the first row first
     least = _first_fit(order, lengths, budget)
     count = -(-len(least) // ranks) * ranks
     bins = _spread(order, lengths, costs, count, budget) or least + [[] for _ in range(count - len(least))]
@@ -128,9 +128,10 @@ def _spread(
             tried.append(heapq.heappop(cheapest))
         if not cheapest or len(tried) == _MOST_TRIED:
             return None
-        cost, i = heapq.heappop(cheapest)
+        cost, i = cheapest[0]
         bins[i].append(row)
         room[i] -= lengths[row]
-        for entry in (*tried, (cost + costs[row], i)):
+        heapq.heapreplace(cheapest, (cost + costs[row], i))
+        for entry in tried:
             heapq.heappush(cheapest, entry)
     return bins

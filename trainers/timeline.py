@@ -36,9 +36,11 @@ class Timeline:
         self.rollout = dense_index(rollout_ids, len(mask), device=mask.device)
         rollouts = int(self.rollout.max()) + 1 if len(mask) else 0
         row, column = mask.nonzero(as_tuple=True)
-        order = torch.argsort(self.rollout[row], stable=True)
-        self._row, self._column = row[order], column[order]
-        self.owner = self.rollout[self._row]
+        if bool((self.rollout[1:] < self.rollout[:-1]).any()):  # rows of different rollouts are mixed
+            order = torch.argsort(self.rollout[row], stable=True)
+            row, column = row[order], column[order]
+        self._row, self._column = row, column
+        self.owner = self.rollout[row]
         self.lengths = torch.bincount(self.owner, minlength=rollouts)
         ends = self.lengths.cumsum(0)
         self._place = torch.arange(len(self._row), device=mask.device) - (ends - self.lengths)[self.owner]

@@ -33,8 +33,9 @@ def _parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(dest="action", required=True, metavar="list | show | check | new")
     add = {name: actions.add_parser(name, help=what, description=what, allow_abbrev=False) for name, what in _HELP}
     for name in ("show", "check"):
-        add[name].add_argument("name", metavar="NAME", help="a registered name, path/to/file.py:Class or gymnasium:ID")
+        add[name].add_argument("name", metavar="NAME", help=_NAMED)
         add[name].add_argument("--env.opt", dest="opt", nargs="+", action="extend", default=[], metavar="KEY=VALUE")
+        add[name].add_argument("--env.token-file", dest="token_file", metavar="FILE", help="token of an env server")
     add["show"].add_argument("--timeout", type=float, default=60.0, help="longest call of the env, in seconds")
     add["show"].add_argument("--out", metavar="DIR", help="write the first observation's pictures there as PNG")
     add["check"].add_argument("--timeout", type=float, default=120.0, help="longest check, in seconds")
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_NAMED = "a registered name, path/to/file.py:Class, gymnasium:ID or http://host:port/name"
 _HELP = (
     ("list", "the registered environments"),
     ("show", "what an environment is about and what it shows first"),
@@ -65,7 +67,8 @@ def list_envs(options: argparse.Namespace) -> int:
 
 
 def _source(options: argparse.Namespace) -> EnvSource:
-    return EnvSource(Config.model_validate({"env": {"name": options.name, "opt": options.opt}}))
+    section = {"name": options.name, "opt": options.opt, "token_file": options.token_file}
+    return EnvSource(Config.model_validate({"env": section}))
 
 
 def show(options: argparse.Namespace) -> int:

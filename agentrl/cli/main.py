@@ -14,6 +14,7 @@ COMMANDS = {
     "train": "train a policy on an environment",
     "rollout": "play an environment without training",
     "eval": "measure a model on held-out tasks: rewards and pass@k",
+    "serve": "serve a policy, environments or a reward function over HTTP",
     "envs": "list, show and check environments",
     "init": "make agentrl's own tiny policies: tiny-vlm, tiny-text",
     "export": "write the policy of a checkpoint as a Hugging Face folder",

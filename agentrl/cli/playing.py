@@ -28,13 +28,13 @@ from ..registry import load_object
 from ..renderer import Renderer
 from ..rollout.player import Player
 from ..rollout.worker import EpisodePlayer
+from ..tokens import read_token
 from .policy import choose_model, tiny_kind, untrained_tiny
 from .signals import terminable, until_signal
 
 Hidden = tyro.conf.Suppress
 
-ENGINES = ("vllm", "scripted", "random")
-IN_PROCESS = ("scripted", "random")
+ENGINES = ("vllm", "scripted", "random", "openai")
 
 
 class PlayedSection(RolloutSection):
@@ -81,17 +81,17 @@ def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, float]:
     def model(facts: EnvFacts) -> str:
         nonlocal gpus
         uses_images = facts.images > 0
-        if config.engine.name in IN_PROCESS:
+        if in_process(config):
             return (
                 choose_model(config, uses_images, gpus) if config.model.path else untrained_tiny(tiny_kind(uses_images))
             )
-        gpus = _join(config, session)
+        gpus = join_cluster(config, session)
         return choose_model(config, uses_images, gpus)
 
     return asyncio.run(preflight(config, model)), gpus
 
 
-def _join(config: Config, session: ExitStack) -> float:
+def join_cluster(config: Config, session: ExitStack) -> float:
     """GPUs of the cluster."""
     from ..cluster import check_gpus, connected
 
@@ -104,9 +104,9 @@ def _join(config: Config, session: ExitStack) -> float:
 async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterator[Player]:
     """Where episodes are played: in this process for an engine without a model, else in workers on Ray."""
     config = ready.config
-    if config.engine.name in IN_PROCESS:
+    if in_process(config):
         renderer = make_renderer(config, ready.model_path)
-        engines = [_engine_here(config, renderer)] * config.engine.count
+        engines = [engine_here(config, renderer)] * config.engine.count
         name = config.env.name or "data"
         yield EpisodePlayer(engines, renderer, make_executor(config), ImageStore(image_dir), name)
         return
@@ -117,7 +117,19 @@ async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterat
         yield cluster.pool
 
 
-def _engine_here(config: Config, renderer: Renderer) -> Engine:
+def in_process(config: Config) -> bool:
+    """Whether the engine is none that Ray has to run."""
+    return config.engine.name != "vllm"
+
+
+def engine_here(config: Config, renderer: Renderer) -> Engine:
+    """An engine without a model of ours."""
+    engine = config.engine
+    if engine.name.startswith("openai:"):
+        from ..engines.openai import PREFIX, OpenAIEngine
+
+        token = read_token(engine.token_file, "--engine.token-file")
+        return OpenAIEngine(engine.name.removeprefix(PREFIX), renderer, model=engine.model, token=token)
     from ..engines.random import RandomEngine, ordinary_ids
     from ..engines.scripted import ScriptedEngine
 

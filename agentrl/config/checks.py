@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..registry import load_object, suggest
+from ..registry import is_url, load_object, suggest
 from .config import Config
 from .how import AlgoSection
 
@@ -255,15 +255,39 @@ def check_sources(config: Config) -> None:
         raise ConfigError(
             f"--reward.weights gives {len(config.reward.weights)} weights for {len(config.reward.name)} reward functions."
         )
-    if config.env.name is not None and config.reward.name:
+    if config.env.name is not None and config.reward.name and not config.agent.name:
         raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
-    if config.agent.name is not None and config.reward.name:
-        raise ConfigError("--agent brings its own rewards: leave out --reward.")
+    _check_agent(config)
     if config.env.opt and config.env.name is None:
         raise ConfigError("--env.opt needs --env.")
     if config.env.name is None and config.data.path is None:
         raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
+    _check_servers(config)
     _check_only_with_data(config)
+
+
+def _check_servers(config: Config) -> None:
+    """What belongs to servers, or cannot reach them."""
+    served = config.env.name is not None and is_url(config.env.name)
+    if served and config.env.opt:
+        raise ConfigError(f"--env.opt is not used with --env {config.env.name}: give it to agentrl serve env.")
+    if config.env.token_file is not None and not (served or any(map(is_url, config.reward.name))):
+        raise ConfigError("--env.token-file is not used without an env or reward server, http://…")
+
+
+def _check_agent(config: Config) -> None:
+    """Several agents are agent servers, and every worker's policy server can be told apart."""
+    agent, workers = config.agent, config.rollout.workers
+    unread = [name for name in agent.changed() if name != "name"]
+    if not agent.name and unread:
+        raise ConfigError(f"--agent.{unread[0].replace('_', '-')} is not used without --agent.")
+    if len(agent.name) > 1 and not all(is_url(name) for name in agent.name):
+        raise ConfigError("--agent: several agents must all be URLs of agent servers, which share the load.")
+    if workers > 1 and agent.advertise_url is not None and "{port}" not in agent.advertise_url:
+        raise ConfigError(
+            f"--agent.advertise-url {agent.advertise_url} names one policy server, and --rollout.workers {workers} have one each: "
+            "put {port} in it."
+        )
 
 
 def _check_only_with_data(config: Config) -> None:
@@ -275,10 +299,16 @@ def _check_only_with_data(config: Config) -> None:
 def check_engine(config: Config, known: Sequence[str]) -> None:
     """The engine is one of those a command knows, and a script comes with the scripted one."""
     engine = config.engine
-    if engine.name not in known:
+    if "openai" in known and engine.name.startswith("openai:"):
+        if not is_url(engine.name.removeprefix("openai:")):
+            raise ConfigError(f"--engine {engine.name}: say where it is, as in openai:http://127.0.0.1:8000/v1.")
+    elif engine.name not in known or engine.name == "openai":
         raise ConfigError(
             f"There is no engine {engine.name!r} here.{suggest(engine.name, known)} Known: {', '.join(known)}."
         )
+    for name in ("model", "token_file"):
+        if name in engine.changed() and not engine.name.startswith("openai:"):
+            raise ConfigError(f"--engine.{name.replace('_', '-')} is not used with --engine {engine.name}.")
     if engine.name == "scripted" and engine.script is None:
         raise ConfigError("--engine scripted needs --engine.script path.py:function.")
     if engine.script is None:

@@ -65,13 +65,18 @@ class EngineSection(Section):
     """The inference engines."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--engine"])] = "vllm"
-    """vllm; scripted with engine.script; random: tokens without a model (rollout and eval)."""
+    """vllm; scripted with engine.script; random: tokens without a model; openai:URL: a model that someone else serves. (The
+    last two for rollout and eval.)"""
     count: int = Field(1, ge=1)
     """Engines, each on devices of its own."""
     gpus: float | None = Field(None, ge=0)
     """GPUs of each engine; absent: 1 where the machine has any, else 0."""
     script: str | None = None
     """path/to/file.py:function, called with a GenerationRequest, gives a Reply (engine scripted)."""
+    model: str | None = None
+    """Name of the model at openai:URL; absent: the first it lists."""
+    token_file: str | None = None
+    """File with the API key of openai:URL."""
     max_seqs: int = Field(256, ge=1)
     """Most sequences an engine runs at once."""
     kv_cache_gb: float = Field(1.0, gt=0)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from .section import Section
 
@@ -72,16 +72,19 @@ class EnvSection(Section):
     """The environment."""
 
     name: Annotated[str | None, tyro.conf.arg(aliases=["--env"])] = None
-    """A registered name, path/to/file.py:Class or gymnasium:ID."""
+    """A registered name, path/to/file.py:Class, gymnasium:ID, or http://host:port/name of an env server."""
     opt: KeyValues = []
     """KEY=VALUE for the environment's constructor and tasks(); repeatable. The value is read as TOML, else as a string."""
+    token_file: str | None = None
+    """File with the bearer token of an env server or reward server."""
 
 
 class RewardSection(Section):
     """Reward functions of single-turn runs."""
 
     name: Annotated[Names, tyro.conf.arg(aliases=["--reward"])] = []
-    """path/to/file.py:function; repeatable."""
+    """path/to/file.py:function, or http://host:port of a reward server (several with the same reward, separated by commas,
+    share the work); repeatable."""
     weights: list[float] = []
     """One weight for each reward function; all 1 when absent."""
 
@@ -89,8 +92,23 @@ class RewardSection(Section):
 class AgentSection(Section):
     """An agent program in place of the stock turn loop."""
 
-    name: Annotated[str | None, tyro.conf.arg(aliases=["--agent"])] = None
-    """path/to/file.py:Class of an AgentExecutorBase."""
+    name: Annotated[Names, tyro.conf.arg(aliases=["--agent"])] = []
+    """path/to/file.py:NAME of an `async def run(task, client)` or of an AgentExecutorBase; or the URL of an agent server,
+    repeatable."""
+    sampling: Literal["force", "strict"] = "force"
+    """An agent that asks for other sampling than the run's: gets the run's, or an error."""
+    bind: str | None = None
+    """HOST:PORT where the first worker's policy server listens, the others on the ports after it; absent: a free port of
+    127.0.0.1."""
+    advertise_url: str | None = None
+    """URL under which agents elsewhere reach the policy server; {port} stands for its port."""
+    token_file: str | None = None
+    """File with the bearer token of the agent servers; required when agent.bind lets other machines in."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _one_or_many(cls, name: Any) -> Any:
+        return [name] if isinstance(name, str) else name
 
 
 class LogSection(Section):

@@ -26,7 +26,7 @@ class WorkerPool:
 
     def __init__(self, spec: WorkerSpec, count: int) -> None:
         self._spec = spec
-        self._workers: list[Any] = [self._spawn() for _ in range(count)]
+        self._workers: list[Any] = [self._spawn(index) for index in range(count)]
         self._load = [0] * count
         self._abandoned = [0] * count
         self._starting: dict[int, asyncio.Future[Any]] = {}
@@ -41,7 +41,7 @@ class WorkerPool:
         for worker in self._workers:
             worker.set_engine.remote(index, engine)
 
-    def _spawn(self) -> Any:
+    def _spawn(self, index: int) -> Any:
         import ray
 
         actor = ray.remote(RolloutWorker).options(
@@ -49,7 +49,7 @@ class WorkerPool:
             max_concurrency=MAX_CONCURRENT,
             runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}},
         )
-        return actor.remote(self._spec)
+        return actor.remote(self._spec, index)
 
     async def ready(self) -> None:
         """Every worker can play. Raises InfrastructureError with what kept one from starting."""
@@ -128,7 +128,7 @@ class WorkerPool:
         log.warning("rollout worker %d %s: replaced", index, why)
         ray.kill(worker)
         self._abandoned[index] = 0
-        self._workers[index] = self._spawn()
+        self._workers[index] = self._spawn(index)
         self.replaced += 1
         starting = asyncio.ensure_future(_awaited(self._workers[index].ready.remote()))
         self._starting[index] = starting

@@ -73,14 +73,14 @@ class EpisodePlayer:
 
 
 class RolloutWorker(EpisodePlayer):
-    """An `EpisodePlayer` in a process of its own."""
+    """An `EpisodePlayer` in a process of its own; `index` counts the workers of a run."""
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, index: int = 0) -> None:
         logging.basicConfig(level=logging.WARNING)
         super().__init__(
             spec.engines,
             make_renderer(spec.config, spec.model_path),
-            make_executor(spec.config),
+            make_executor(spec.config, index),
             ImageStore(spec.image_dir),
             spec.config.env.name or "data",
         )

@@ -47,7 +47,15 @@ def test_the_defaults_pass() -> None:
         ({"parallel": {"ranks": 200}}, "parallel.ranks 200"),
         ({"train": {"micro_batch_tokens": 100}}, "micro-batch-tokens 100.*--rollout.max-len 4096"),
         ({"reward": {"name": ["r.py:f"]}}, "brings its own reward"),
-        ({"env": {}, "data": {"path": "d"}, "agent": {"name": "a.py:A"}, "reward": {"name": ["r.py:f"]}}, "--agent"),
+        ({"agent": {"bind": "127.0.0.1:8100"}}, "--agent.bind is not used"),
+        ({"agent": {"name": ["a.py:run", "http://127.0.0.1:9000"]}}, "must all be URLs"),
+        (
+            {
+                "agent": {"name": "http://127.0.0.1:9000", "advertise_url": "http://h:1"},
+                "rollout": {"workers": 2},
+            },
+            "{port}",
+        ),
         ({"data": {"label_key": "x"}}, "data.label-key is not used"),
         ({"engine": {"name": "vlm"}}, "Did you mean vllm"),
         ({"engine": {"script": "s.py:f"}}, "engine.script is not used"),

@@ -30,7 +30,7 @@ class Silent:
 
 
 class Pool(WorkerPool):
-    def _spawn(self) -> Any:
+    def _spawn(self, index: int) -> Any:
         return Silent()
 
 

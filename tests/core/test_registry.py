@@ -93,7 +93,7 @@ def test_what_a_file_lacks_or_raises_is_said(tmp_path: Path) -> None:
     ("spec", "message"),
     [
         ("some/env.py", "name the class too, as in some/env.py:MyEnv"),
-        ("http://localhost:1/x", "over HTTP"),
+        ("http://name:password@host/x", "no name or password"),
     ],
 )
 def test_specs_that_cannot_be(spec: str, message: str) -> None:

@@ -17,12 +17,6 @@ def test_in_order_a_batch_is_the_oldest_draws_and_waits_for_them() -> None:
     assert close_batch(RolloutState(1, 2, 1, [GroupState(0, 0, True), *done], 0)) == [0, 1]
 
 
-def test_nothing_is_waited_for_where_tokens_that_are_too_old_are_masked() -> None:
-    groups = [GroupState(0, 0, False), GroupState(1, 0, True), GroupState(2, 1, True)]
-    assert close_batch(RolloutState(1, 2, 1, groups, 0)) is None
-    assert close_batch(RolloutState(1, 2, 1, groups, 0, masked=True)) == [1, 2]
-
-
 def test_first_done_takes_what_ended_first() -> None:
     groups = [GroupState(0, 0, False), GroupState(1, 0, True, 3), GroupState(2, 0, True, 1), GroupState(3, 0, True, 2)]
     assert close_batch(RolloutState(0, 2, 1, groups, 0, order="first_done")) == [2, 3]

@@ -1,0 +1,154 @@
+"""The env server's WebSocket: the calls of the routes, many at once, answered as they are done.
+
+    {"id", "call", "session_id"?, …body} -> {"id", "status", …reply}
+
+Calls: `envs`, `tasks`, `create`, `step`, `heartbeat`, `close`, `image` (whose reply holds `data`, base64). Losing the
+connection loses no session and no step that has begun.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from fastapi import WebSocket
+from pydantic import BaseModel, Field
+
+from agentrl import wire
+from agentrl.schemas import OpenSession, StepRequest
+
+from .env_play import Answer, as_answer
+from .env_service import EnvService
+from .http import ApiError, Bounds, parse_json, validated
+
+MAX_IN_FLIGHT = 8192
+
+
+class TasksCall(BaseModel):
+    """What a `tasks` call says; the route has it in the query."""
+
+    env: str
+    split: str = Field("train", max_length=100)
+    offset: int = Field(0, ge=0, lt=2**53)
+    limit: int = Field(100, ge=1, le=1000)
+
+
+async def serve_stream(service: EnvService, socket: WebSocket, bounds: Bounds) -> None:
+    """Serve one connection until it is gone."""
+    await socket.accept()
+    stream = _Stream(service, bounds)
+    writer = asyncio.ensure_future(stream.write(socket))
+    try:
+        while (message := await socket.receive())["type"] != "websocket.disconnect":
+            stream.take(message.get("text") or message.get("bytes") or "")
+    finally:
+        writer.cancel()
+        stream.drop()
+
+
+class _Stream:
+    """One connection's calls. Replies go through one queue, so frames are never written at the same time."""
+
+    def __init__(self, service: EnvService, bounds: Bounds) -> None:
+        self.service = service
+        self.bounds = bounds
+        self._replies: asyncio.Queue[str] = asyncio.Queue()
+        self._own: set[asyncio.Future[Answer]] = set()
+        self._in_flight = 0
+        self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
+            "envs": self._envs,
+            "tasks": self._tasks,
+            "create": self._create,
+            "heartbeat": self._heartbeat,
+            "close": self._close,
+            "delete": self._close,
+            "image": self._image,
+        }
+
+    async def write(self, socket: WebSocket) -> None:
+        while True:
+            await socket.send({"type": "websocket.send", "text": await self._replies.get()})
+
+    def drop(self) -> None:
+        """The connection is gone. What waits here for an answer ends; what makes the answer goes on."""
+        for call in self._own:
+            call.cancel()
+
+    def take(self, raw: str | bytes) -> None:
+        """Begin one call."""
+        number: Any = None
+        try:
+            call = parse_json(raw, self.bounds)
+            if not isinstance(call, dict):
+                raise ApiError(400, "a call is a JSON object with id and call")
+            number = call.get("id")
+            if not isinstance(number, int | str):
+                number = None
+                raise ApiError(422, "a call's id is a number or a text", kind="Invalid")
+            self._begin(number, call)
+        except ApiError as error:
+            self._reply(number, as_answer(error))
+
+    def _begin(self, number: int | str, call: dict[str, Any]) -> None:
+        name = call.get("call")
+        if self._in_flight >= MAX_IN_FLIGHT:
+            raise ApiError(429, "too many calls at once on this connection", kind="Full", retryable=True)
+        if name == "step":
+            answer: asyncio.Future[Answer] = self.service.begin_step(_session(call), validated(StepRequest, call))
+        elif isinstance(name, str) and name in self._calls:
+            answer = asyncio.ensure_future(self._calls[name](call))
+            self._own.add(answer)
+        else:
+            known = ", ".join(("step", *self._calls))
+            raise ApiError(422, f"there is no call {str(name)[:40]!r}: {known}", kind="Invalid")
+        self._in_flight += 1
+        answer.add_done_callback(lambda done: self._done(number, done))
+
+    def _done(self, number: int | str, done: asyncio.Future[Answer]) -> None:
+        self._in_flight -= 1
+        self._own.discard(done)
+        if done.cancelled():
+            error: BaseException | None = ApiError(404, "the session was closed", kind="UnknownSession")
+        else:
+            error = done.exception()
+        if error is None:
+            self._reply(number, done.result())
+        elif isinstance(error, ApiError):
+            self._reply(number, as_answer(error))
+        else:
+            self._reply(number, as_answer(ApiError(500, f"{type(error).__name__} in the server", kind="ServerError")))
+
+    def _reply(self, number: Any, answer: Answer) -> None:
+        head = wire.dump({"id": number, "status": answer.status})[:-1]
+        rest = b"}" if answer.body == b"{}" else b"," + answer.body[1:]
+        self._replies.put_nowait((head + rest).decode())
+
+    async def _envs(self, call: dict[str, Any]) -> Answer:
+        return self.service.envs()
+
+    async def _tasks(self, call: dict[str, Any]) -> Answer:
+        asked = validated(TasksCall, call)
+        return await self.service.tasks(asked.env, asked.split, asked.offset, asked.limit)
+
+    async def _create(self, call: dict[str, Any]) -> Answer:
+        return await self.service.open(validated(OpenSession, call))
+
+    async def _heartbeat(self, call: dict[str, Any]) -> Answer:
+        return self.service.heartbeat(_session(call))
+
+    async def _close(self, call: dict[str, Any]) -> Answer:
+        return await self.service.close(_session(call))
+
+    async def _image(self, call: dict[str, Any]) -> Answer:
+        sha = call.get("sha256")
+        png = self.service.image(sha if isinstance(sha, str) else "")
+        return Answer(200, wire.dump({"sha256": sha, "data": base64.b64encode(png).decode()}))
+
+
+def _session(call: dict[str, Any]) -> str:
+    session_id = call.get("session_id")
+    if not isinstance(session_id, str):
+        raise ApiError(422, "session_id is missing", kind="Invalid")
+    return session_id

@@ -1,0 +1,135 @@
+"""What an agent asks of the policy, in whatever dialect it came, and when two messages are the same.
+
+A conversation is known by a chain of digests, one a message, so that the longest known prefix of a request is found in time
+linear in the request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import AgentError, DataError
+from .messages import Image, Message
+
+NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+"""The values of sampling options that leave the distribution as it is; of any other option None does."""
+TEMPLATE_ONLY = ("tool_choice", "response_format")
+"""Wishes that a template may heed and that nothing enforces."""
+
+
+class BadAskError(DataError):
+    """A request that the policy cannot answer as it is; the message is for the agent's author."""
+
+
+class ContextLengthError(AgentError):
+    """The turn or token budget of the rollout is used up."""
+
+
+class SessionEndedError(AgentError):
+    """The rollout is over; nothing is sampled for it any more."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. `messages` are normalised (`as_message`), `tools` OpenAI function schemas; `stop` adds to the stop ids.
+
+    `parse_calls` False = tool calls stay text (tool_choice none); `objects_only` = so do calls whose arguments are no JSON
+    object, as the dialect cannot say them. `wishes` = what was asked of the distribution, by OpenAI's
+    names, absent where the request did not say.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    parse_calls: bool = True
+    objects_only: bool = False
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    wishes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def chain(messages: Iterable[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    """Entry i stands for the tools and the first i messages; equal conversations have equal entries."""
+    links = [_digest(b"", [canonical(tool) for tool in tools])]
+    for message in messages:
+        links.append(following(links[-1], message))
+    return links
+
+
+def following(link: bytes, message: Message) -> bytes:
+    """The entry after `link` when `message` comes next."""
+    return _digest(link, message_key(message))
+
+
+def _digest(link: bytes, key: Any) -> bytes:
+    text = json.dumps(key, ensure_ascii=True, sort_keys=True)
+    return hashlib.blake2b(link + text.encode(), digest_size=16).digest()
+
+
+def message_key(message: Message) -> list[Any]:
+    """What makes two messages the same: role, text joined with None as '', pictures, tool calls with their arguments as JSON
+    values, and reasoning only where there is some.
+    """
+    calls = [_call_key(call) for call in message.get("tool_calls") or ()]
+    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
+    return [message["role"], _content_key(message.get("content")), calls, message.get("tool_call_id") or "", reasoning]
+
+
+def _content_key(content: Any) -> list[Any]:
+    """Texts and pictures in order, neighbouring texts joined, empty ones left out."""
+    key: list[Any] = []
+    for part in content if isinstance(content, list) else [content or ""]:
+        if isinstance(part, Image):
+            key.append([part.sha256])
+        elif key and isinstance(key[-1], str):
+            key[-1] += str(part)
+        elif part:
+            key.append(str(part))
+    return key
+
+
+def _call_key(call: Mapping[str, Any]) -> list[Any]:
+    function = call.get("function", call)
+    return [call.get("id") or "", function.get("name"), canonical(arguments_value(function.get("arguments")))]
+
+
+def arguments_value(arguments: Any) -> Any:
+    """A call's arguments as a JSON value; text that is no JSON stays text, none at all is an empty object."""
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        return json.loads(arguments) if arguments.strip() else {}
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def canonical(value: Any) -> Any:
+    """A JSON value in which 1.0 and 1 are the same: some clients print one for the other. True and 1 are not."""
+    try:
+        return _canonical(value)
+    except RecursionError:
+        return "too deep"
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else repr(value)
+    return value
+
+
+def changes_distribution(wishes: Mapping[str, Any], temperature: float) -> list[str]:
+    """`name = value` of every wish that differs from plain sampling at `temperature`; a seed changes nothing."""
+    neutral = {**NEUTRAL, "temperature": temperature}
+    return [
+        f"{name} = {value!r}"
+        for name, value in wishes.items()
+        if value is not None and name not in (*TEMPLATE_ONLY, "seed") and value != neutral.get(name)
+    ]

@@ -1,0 +1,488 @@
+"""The policy's side of one rollout whose agent runs elsewhere: every request walks the message graph.
+
+A request is a whole conversation. Its longest prefix that ends with a reply of ours is continued token by token, the sampled
+ids as they are and everything new as one delta; a conversation without such a prefix starts a root of its own. So any agent that
+keeps, edits, compacts or branches its history is trained in exactly the contexts that it saw. No HTTP here, and one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from .engine import Generation, Sampling
+from .errors import AgentRLError, DataError, EngineError
+from .executor import RolloutContext
+from .messages import Image, Message, ToolCall
+from .policy_ask import (
+    TEMPLATE_ONLY,
+    Ask,
+    BadAskError,
+    ContextLengthError,
+    SessionEndedError,
+    arguments_value,
+    chain,
+    changes_distribution,
+    following,
+)
+from .renderer import Prompt
+from .reward import Verdict
+from .seeds import call_id
+from .trajectory import Node, Trajectory
+
+log = logging.getLogger(__name__)
+SamplingMode = Literal["force", "strict", "free"]
+"""force: ours, whatever is asked; strict: anything else is refused; free: as asked (nothing is trained)."""
+
+
+ENGINE_WISHES = ("temperature", "top_p", "top_k", "min_p")
+
+
+@dataclass(eq=False)
+class Turn:
+    """One reply: `content` and `calls` as they are sent, `finish` stop | length | placeholder | tool_calls."""
+
+    prompt: Prompt
+    node: Node
+    generation: Generation
+    content: str
+    calls: tuple[ToolCall, ...]
+    stop: str | None
+    """The stop string that cut the text."""
+    link: bytes
+
+    @property
+    def finish(self) -> str:
+        reason = self.generation.finish_reason
+        return "tool_calls" if self.calls and reason == "stop" else reason
+
+    @property
+    def message(self) -> Message:
+        """The reply as a chat message, arguments as JSON values."""
+        return _assistant(self.content, self.calls)
+
+
+@dataclass(eq=False)
+class _Context:
+    """A rendered conversation and its place in the trajectory; `link` is its entry in the chain."""
+
+    prompt: Prompt
+    node: Node
+    link: bytes
+
+
+@dataclass(eq=False)
+class Call:
+    """One request and its replies. `deliver` is called once they have been sent in full: only then are they trained."""
+
+    session: PolicySession
+    fingerprint: str
+    prompt_tokens: int
+    _sampling: asyncio.Task[list[Turn]]
+    delivered: bool = False
+    _attending: int = 0
+
+    @asynccontextmanager
+    async def attended(self) -> AsyncIterator[Call]:
+        """While somebody waits for the replies. When the last one leaves too early, the engine's request is cancelled."""
+        self._attending += 1
+        try:
+            yield self
+        finally:
+            self._attending -= 1
+            if not self._attending:
+                self._sampling.cancel()
+
+    async def turns(self) -> list[Turn]:
+        """The replies, `n` of them. Raises what sampling raised, SessionEndedError when the rollout ended meanwhile."""
+        await asyncio.wait({self._sampling})
+        if self._sampling.cancelled():
+            raise SessionEndedError("the rollout ended before the reply was sampled")
+        return self._sampling.result()
+
+    def deliver(self) -> None:
+        """The agent has all of it."""
+        if not self.delivered:
+            self.delivered = True
+            self.session.take_delivered(self._sampling.result())
+
+    @property
+    def replayable(self) -> bool:
+        """Under way or done; a cancelled or failed one has nothing to repeat."""
+        sampling = self._sampling
+        if not sampling.done():
+            return not sampling.cancelling()
+        return not sampling.cancelled() and sampling.exception() is None
+
+    @property
+    def dropped(self) -> bool:
+        """Sampled, but the client left before it had everything."""
+        return self.replayable and self._sampling.done() and not self.delivered and not self._attending
+
+    async def cancel(self) -> None:
+        self._sampling.cancel()
+        await asyncio.wait({self._sampling})
+
+
+class PolicySession:
+    """The conversations of one rollout. Methods may be called concurrently from the tasks of one event loop.
+
+    `failure` is what the engine last failed with, until it answers again; `exhausted` = the last thing that happened is a
+    refusal for want of budget. `record` holds every reply; one that was not delivered is in it as aborted. `conversations`
+    is for dialects in which a request names an earlier reply instead of repeating what was said.
+    """
+
+    def __init__(
+        self,
+        ctx: RolloutContext,
+        record: Trajectory,
+        *,
+        sampling: SamplingMode = "force",
+        warn: Callable[[str], None] = log.warning,
+    ) -> None:
+        self.ctx = ctx
+        self.record = record
+        self.sampling = sampling
+        self.ended = False
+        self.failure: AgentRLError | None = None
+        self.exhausted = False
+        self.conversations: dict[str, tuple[Message, ...]] = {}
+        ctx.gives_up = True
+        self._warn = warn
+        self._known: dict[bytes, Turn] = {}
+        self._contexts: dict[tuple[Node | None, bytes], _Context] = {}
+        self._calls: defaultdict[str, list[Call]] = defaultdict(list)
+        self._by_key: dict[str, Call] = {}
+        self._pictures: dict[bytes, Image] = {}
+        self._last: Turn | None = None
+        self._posted: set[str] = set()
+        self._turns = 0
+        self._call_ids = 0
+
+    # ------------------------------------------------------------------ requests
+
+    def ask(self, ask: Ask, fingerprint: str = "", *, retried: bool = False, key: str | None = None) -> Call:
+        """The call that answers a request: the recorded one if this is a retry, else a new one, which begins at once.
+
+        `fingerprint` stands for the request's body, `key` is its Idempotency-Key, `retried` = the client says that it asks
+        again. Raises SessionEndedError, ContextLengthError, BadAskError.
+        """
+        self.refuse_ended()
+        recorded = self._recorded(fingerprint, retried, key)
+        if recorded is not None:
+            self.count("policy/replayed")
+            return recorded
+        self._check_wishes(ask)
+        context = self._context(ask)
+        self._check_budget(ask, context.prompt)
+        self._turns += ask.n
+        sampling = asyncio.ensure_future(self._sample_all(ask, context))
+        sampling.add_done_callback(_retrieve)
+        call = Call(self, fingerprint, len(context.prompt), sampling)
+        self._calls[fingerprint].append(call)
+        if key is not None:
+            self._by_key[key] = call
+        return call
+
+    def refuse_ended(self) -> None:
+        """Raises SessionEndedError after the end, and counts."""
+        if self.ended:
+            self.count("policy/after_end")
+            raise SessionEndedError("this rollout has ended")
+
+    def _recorded(self, fingerprint: str, retried: bool, key: str | None) -> Call | None:
+        if key is not None and key in self._by_key:
+            call = self._by_key[key]
+            if call.fingerprint != fingerprint:
+                raise BadAskError("this Idempotency-Key was used for another request")
+            return call if call.replayable else None
+        same = self._calls[fingerprint]
+        for call in same:
+            if call.dropped or (retried and call.replayable and not call.delivered):
+                return call
+        return same[-1] if retried and same and same[-1].replayable else None
+
+    def _check_wishes(self, ask: Ask) -> None:
+        if ask.n < 1:
+            raise BadAskError("n must be at least 1")
+        unheeded = [name for name in TEMPLATE_ONLY if ask.wishes.get(name) is not None]
+        if unheeded:
+            self._warn(f"{' and '.join(unheeded)}: the policy is asked, not forced: it could not be trained otherwise")
+        if self.sampling == "free":
+            self._heed(ask)
+            return
+        changed = changes_distribution(ask.wishes, self.ctx.sampling.temperature)
+        if not changed:
+            return
+        if self.sampling == "strict":
+            raise BadAskError(f"agent.sampling = strict: {', '.join(changed)} would change what is trained")
+        self._warn(f"agents ask for {', '.join(changed)}; the run's own sampling is used (agent.sampling = force)")
+
+    def _heed(self, ask: Ask) -> None:
+        """What is asked is done; what the engine cannot do is refused."""
+        unknown = changes_distribution({k: v for k, v in ask.wishes.items() if k not in ENGINE_WISHES}, 1.0)
+        if unknown:
+            raise BadAskError(f"not supported: {', '.join(unknown)}")
+        if isinstance(seed := ask.wishes.get("seed"), int):
+            self.ctx.seed = seed
+
+    def _check_budget(self, ask: Ask, prompt: Prompt) -> None:
+        limits = self.ctx.limits
+        if self._turns + ask.n > limits.max_turns:
+            self._exhaust(f"the rollout has had its {limits.max_turns} turns")
+        if self.ctx.budget(len(prompt), ask.max_tokens) <= 0:
+            self._exhaust(
+                f"the request has {len(prompt)} tokens, the maximum context length is {limits.max_len} tokens, and a rollout "
+                f"may sample {limits.total_tokens}"
+            )
+
+    def _exhaust(self, why: str) -> None:
+        self.exhausted = True
+        raise ContextLengthError(f"context_length_exceeded: {why}")
+
+    # ------------------------------------------------------------------ the message graph
+
+    def _context(self, ask: Ask) -> _Context:
+        """Where the request stands: after the longest known prefix, or at a root of its own."""
+        links = chain(ask.messages, ask.tools)
+        turn, covered = self._longest(links)
+        place = (turn.node if turn else None, links[-1])
+        if place not in self._contexts:
+            self._contexts[place] = self._render(ask, turn, covered, links[-1])
+        return self._contexts[place]
+
+    def _longest(self, links: list[bytes]) -> tuple[Turn | None, int]:
+        for covered in range(len(links) - 1, 0, -1):
+            if links[covered] in self._known:
+                return self._known[links[covered]], covered
+        return None, 0
+
+    def _render(self, ask: Ask, turn: Turn | None, covered: int, link: bytes) -> _Context:
+        new = list(ask.messages[covered:])
+        try:
+            if turn is None:
+                prompt = self.ctx.renderer.start(new, ask.tools)
+            else:
+                prompt = self.ctx.renderer.extend(turn.prompt, turn.generation, [turn.message, *new])
+        except DataError as error:
+            raise BadAskError(str(error)) from error
+        self.ctx.keep_images(prompt.images)
+        if prompt.branched or any(message["role"] == "assistant" for message in new):
+            self.count("renderer/branches")
+        if prompt.escaped:
+            self.count("renderer/special_strings", prompt.escaped)
+        self.record.messages += new
+        return _Context(prompt, self._place(turn, prompt), link)
+
+    def _place(self, turn: Turn | None, prompt: Prompt) -> Node:
+        if turn is None or prompt.branched:
+            return self.record.add(None, "prompt", prompt.token_ids, prompt.slots)
+        slots = [(sha, start - prompt.kept, n) for sha, start, n in prompt.slots if start >= prompt.kept]
+        return self.record.add(turn.node, "observation", prompt.token_ids[prompt.kept :], slots)
+
+    def picture(self, data_url: str) -> Image:
+        """The picture of a data URL, decoded once however often a conversation repeats it. Raises BadAskError."""
+        if not data_url.startswith("data:"):
+            raise BadAskError("pictures are taken as base64 data URLs; no other address is fetched or opened")
+        name = hashlib.blake2b(data_url.encode("utf-8", "replace")).digest()
+        if name not in self._pictures:
+            try:
+                image = Image(data_url)
+                _ = image.sha256
+            except DataError as error:
+                raise BadAskError(str(error)) from error
+            self._pictures[name] = image
+        return self._pictures[name]
+
+    # ------------------------------------------------------------------ sampling
+
+    async def _sample_all(self, ask: Ask, context: _Context) -> list[Turn]:
+        """n siblings. When one fails, the others are cancelled: a request is answered as a whole."""
+        samples = [asyncio.ensure_future(self._sample(ask, context)) for _ in range(ask.n)]
+        try:
+            return list(await asyncio.gather(*samples))
+        finally:
+            for sample in samples:
+                sample.cancel()
+            await asyncio.gather(*samples, return_exceptions=True)
+
+    async def _sample(self, ask: Ask, context: _Context) -> Turn:
+        node = None
+        try:
+            generation = await self.ctx.generate(
+                context.prompt.token_ids,
+                images=context.prompt.images,
+                max_new_tokens=ask.max_tokens,
+                stop=ask.stop or None,
+                sampling=_as_asked(self.ctx.sampling, ask.wishes) if self.sampling == "free" else None,
+            )
+            node = self.record.add_sampled(context.node, _aborted(generation))
+            content, calls, stop = await self._read(generation, ask)
+        except BaseException as error:
+            self._lost(context, node, error)
+            raise
+        self.failure = None
+        if generation.finish_reason == "placeholder":
+            self.count("renderer/placeholder")
+        link = following(context.link, _assistant(content, calls))
+        return Turn(context.prompt, node, generation, content, calls, stop, link)
+
+    def _lost(self, context: _Context, node: Node | None, error: BaseException) -> None:
+        """A sample nobody gets: in the record as aborted, out of the turn budget."""
+        self._turns -= 1
+        if node is None:
+            self.record.add_sampled(context.node, Generation((), (), (), "abort"))
+        if isinstance(error, asyncio.CancelledError):
+            self.count("policy/cancelled")
+        else:
+            self.count("policy/failed")
+        if isinstance(error, EngineError):
+            self.failure = error
+
+    async def _read(self, generation: Generation, ask: Ask) -> tuple[str, tuple[ToolCall, ...], str | None]:
+        """(the text that is sent, the calls that are sent, the stop string that cut it); malformed calls stay text."""
+        renderer, stops = self.ctx.renderer, ask.stop or self.ctx.sampling.stop
+        if not (ask.tools and ask.parse_calls):
+            text, stop = cut(renderer.text(generation.token_ids), stops)
+            return text, (), stop
+        raw, stop = cut(renderer.text(generation.token_ids, special=True), stops)
+        content, parsed = await self.ctx.parse(raw, list(ask.tools))
+        good = [call for call in parsed if call.name and not (ask.objects_only and call.arguments is None)]
+        malformed = [call.raw for call in parsed if call not in good]
+        if malformed:
+            self.count("policy/malformed_calls", len(malformed))
+        text = "\n".join(part for part in (renderer.strip_special(content or ""), *malformed) if part)
+        return text, tuple(self._with_own_id(call, raw) for call in good), stop
+
+    def _with_own_id(self, call: ToolCall, raw: str) -> ToolCall:
+        """An id that the model wrote stays; any other comes from the seed, as templates may print ids and runs repeat."""
+        if call.id in raw:
+            return call
+        self._call_ids += 1
+        return replace(call, id=call_id(self.ctx.seed, self._call_ids))
+
+    def take_delivered(self, turns: list[Turn]) -> None:
+        """Replies that the agent has: from now on they are trained, and known when they are echoed."""
+        for turn in turns:
+            turn.node.generation = turn.generation
+            self.record.messages.append(turn.message)
+            self._last = turn
+            if turn.generation.finish_reason != "placeholder":
+                self._known[turn.link] = turn
+        self.exhausted = False
+
+    # ------------------------------------------------------------------ the verdict and the end
+
+    def post_reward(self, posted: Mapping[str, Any], key: str | None = None) -> None:
+        """An agent's own reward, for the last reply before it; several add up. A reward that is there but no finite number is
+        no verdict. Raises BadAskError when nothing has been sampled yet, SessionEndedError after the end.
+        """
+        self.refuse_ended()
+        if key is not None and key in self._posted:
+            return
+        if self._last is None:
+            raise BadAskError("a reward belongs to the turn before it, and there is none yet")
+        if "reward" in posted:
+            reward, before = number(posted["reward"]), self._last.node.reward
+            self._last.node.reward = math.nan if reward is None else reward + (before or 0.0)
+        self.note(posted)
+        if key is not None:
+            self._posted.add(key)
+
+    def note(self, said: Mapping[str, Any]) -> None:
+        """Take the `score` and `metrics` of what an agent said. Raises BadAskError."""
+        metrics = said.get("metrics") or {}
+        if not isinstance(metrics, Mapping):
+            raise BadAskError("metrics must be an object of names and numbers")
+        if (score := number(said.get("score"))) is not None:
+            self.record.score = score
+        self.record.metrics.update({str(k): v for k, value in metrics.items() if (v := number(value)) is not None})
+
+    def judge(self, verdict: Verdict) -> None:
+        """The verdict on the whole rollout, in place of what was posted; it goes to the last reply."""
+        for node in self.record.nodes:
+            node.reward = None
+        if self._last is not None:
+            self._last.node.reward = verdict.reward
+        if verdict.reward is None:
+            self.record.withhold_verdict()
+        if verdict.score is not None:
+            self.record.score = verdict.score
+        self.record.metrics.update(verdict.metrics)
+
+    @property
+    def last_text(self) -> str:
+        """What the model wrote last; '' when it wrote nothing."""
+        return self._last.content if self._last is not None else ""
+
+    async def end(self) -> None:
+        """No request is answered any more, and those under way are cancelled. The record says how the rollout ended."""
+        self.ended = True
+        self.ctx.gives_up = False
+        calls = [call for same in self._calls.values() for call in same]
+        await asyncio.gather(*(call.cancel() for call in calls))
+        undelivered = sum(call.replayable and not call.delivered for call in calls)
+        if undelivered:
+            self.count("policy/undelivered", undelivered)
+        reason = self._last.generation.finish_reason if self._last is not None else ""
+        self.record.finish_reason = "length" if self.exhausted else reason
+        self.record.truncated = self.exhausted or reason == "length"
+
+    def count(self, key: str, n: int = 1) -> None:
+        self.record.metrics[key] = self.record.metrics.get(key, 0.0) + n
+
+
+def _assistant(content: str, calls: tuple[ToolCall, ...]) -> Message:
+    message: Message = {"role": "assistant", "content": content}
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": arguments_value(call.raw)},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def _aborted(generation: Generation) -> Generation:
+    """As it stands in the record until it is delivered."""
+    return replace(generation, finish_reason="abort")
+
+
+def _as_asked(ours: Sampling, wishes: Mapping[str, Any]) -> Sampling:
+    """The request's own values where it gave any."""
+    return replace(ours, **{name: wishes[name] for name in ENGINE_WISHES if wishes.get(name) is not None})
+
+
+def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    """(the text before the first stop string, that string)."""
+    found = min(((at, stop) for stop in stops if stop and (at := text.find(stop)) >= 0), default=None)
+    return (text, None) if found is None else (text[: found[0]], found[1])
+
+
+def number(value: Any) -> float | None:
+    """A finite number; None for anything else."""
+    if isinstance(value, bool | int | float) and math.isfinite(value):
+        return float(value)
+    return None
+
+
+def _retrieve(task: asyncio.Task[Any]) -> None:
+    """Whoever attended has seen the error; one that nobody attended is not to be logged."""
+    if not task.cancelled():
+        task.exception()
+
+
+def fingerprint(body: Mapping[str, Any], route: str) -> str:
+    """Equal for equal requests."""
+    return route + json.dumps(body, sort_keys=True)

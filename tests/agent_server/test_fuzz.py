@@ -1,0 +1,163 @@
+"""Whatever is sent to a server, it answers in its own shape, below 500, and goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+from agentrl.agent_server.reward_app import reward_app
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from agentrl import Env
+
+from ..background import background, serving_envs
+
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+DEEP = 100_000
+
+
+class Still(Env):
+    """Answers anything with nothing."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed, options=options)
+        return "", {}
+
+    def step(self, action: Any) -> Any:
+        return "", None, False, False, {}
+
+
+@pytest.fixture(scope="module")
+def env_server() -> Iterator[str]:
+    with serving_envs({"still": Still}) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def reward_server() -> Iterator[str]:
+    with background(reward_app(lambda completions, labels: [0.5] * len(completions))) as url:
+        yield url
+
+
+numbers = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), 2**63, 2**64, 1e308, -0.0])
+text = st.text(st.characters(exclude_categories=[]), max_size=8)
+junk = st.recursive(
+    st.none() | st.booleans() | numbers | text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def with_keys(**keys: Any) -> Any:
+    """Objects with some of the right keys, whose values may be right or junk."""
+    chosen = st.fixed_dictionaries({}, optional={key: st.just(value) | junk for key, value in keys.items()})
+    return chosen | junk
+
+
+task = with_keys(id="t", prompt=[{"role": "user", "content": "x"}], label=3, images=[{"type": "image"}], row={"a": 1})
+opening = st.fixed_dictionaries({"env": st.just("still")}, optional={"task": task, "seed": junk, "options": junk})
+call = with_keys(id="c", name="f", arguments={"a": 1}, raw="{")
+action = with_keys(text="a", tool_calls=[{"name": "f"}], finish_reason="stop") | st.fixed_dictionaries(
+    {"tool_calls": st.lists(call, max_size=2)}
+)
+stepping = st.fixed_dictionaries({}, optional={"index": st.integers(0, 2) | junk, "action": action})
+rewarding = with_keys(prompts=["p"], completions=["c"], labels=[None], query=["pc"])
+broken = st.sampled_from(
+    [
+        b"",
+        b"\xff\xfe{",
+        b'{"env": "\xc3"}',
+        b'"\\ud800"',
+        b"[" * DEEP,
+        b'{"a":' * DEEP,
+        b"[" * DEEP + b"]" * DEEP,
+        b'{"env": "still", "seed": 1' + b"0" * 5000 + b"}",
+        b'{"env": "still", "options": {"a": 1e999999}}',
+        b"nul",
+        b"{}{}",
+        b"\x00",
+    ]
+)
+
+
+def encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+async def check(response: aiohttp.ClientResponse) -> None:
+    """JSON below 500; an error says what it is."""
+    body = await response.json()
+    assert response.status < 500, body
+    if response.status >= 400:
+        assert set(body["error"]) == {"class", "message", "retryable"}
+
+
+async def post(url: str, path: str, body: bytes, cut: int | None = None) -> None:
+    async with aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(20)) as http:
+        async with http.post(path, data=body if cut is None else body[:cut]) as response:
+            await check(response)
+        async with http.get("/health") as response:
+            assert response.status == 200
+
+
+@FEW
+@given(body=opening.map(encoded) | broken, cut=st.none() | st.integers(0, 30))
+async def test_opening(env_server: str, body: bytes, cut: int | None) -> None:
+    await post(env_server, "/v1/sessions", body, cut)
+
+
+@FEW
+@given(first=stepping.map(encoded) | broken, second=stepping.map(encoded), cut=st.none() | st.integers(0, 30))
+async def test_stepping(env_server: str, first: bytes, second: bytes, cut: int | None) -> None:
+    async with aiohttp.ClientSession(env_server, timeout=aiohttp.ClientTimeout(20)) as http:
+        async with http.post("/v1/sessions", json={"env": "still"}) as response:
+            session = (await response.json())["session_id"]
+        for body in (first, second):
+            async with http.post(f"/v1/sessions/{session}/step", data=body[:cut]) as response:
+                await check(response)
+        async with http.delete(f"/v1/sessions/{session}") as response:
+            assert response.status == 200
+
+
+@FEW
+@given(messages=st.lists(stepping.map(encoded) | opening.map(encoded) | broken | st.binary(max_size=10), max_size=4))
+async def test_the_stream(env_server: str, messages: list[bytes]) -> None:
+    """Binary frames, as a text frame that is no UTF-8 ends a WebSocket by its own rules."""
+    names = ["step", "create", "close", "heartbeat", "image", "tasks", "envs"]
+    async with aiohttp.ClientSession(env_server) as http, http.ws_connect("/v1/stream") as socket:
+        for number, message in enumerate(messages):
+            known = f'{{"id": {number}, "call": "{names[number % len(names)]}", "session_id": "x", '.encode()
+            await socket.send_bytes(known + message[1:] if message.startswith(b"{") else message)
+            reply = json.loads((await socket.receive(timeout=20)).data)
+            assert reply["status"] < 500, reply
+
+
+@FEW
+@given(path=st.sampled_from(["/v1/reward", "/get_reward"]), body=rewarding.map(encoded) | broken)
+async def test_rewards(reward_server: str, path: str, body: bytes) -> None:
+    await post(reward_server, path, body)
+
+
+PATHS = ["/v1/envs", "/v1/envs/still/tasks", "/v1/sessions", "/v1/sessions/x/step", "/v1/sessions/x", "/v1/images/x"]
+
+
+@FEW
+@given(
+    method=st.sampled_from(["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"]),
+    path=st.sampled_from(PATHS),
+    query=st.dictionaries(st.sampled_from(["split", "offset", "limit"]), st.text("0123456789-.eé\0", max_size=30)),
+    headers=st.dictionaries(st.sampled_from(["Content-Type", "Accept", "X-Any"]), st.text("abc/;=*é", max_size=10)),
+)
+async def test_methods_queries_and_headers(
+    env_server: str, method: str, path: str, query: dict[str, str], headers: dict[str, str]
+) -> None:
+    timeout = aiohttp.ClientTimeout(20)
+    async with (
+        aiohttp.ClientSession(env_server, timeout=timeout) as http,
+        http.request(method, path, params=query, headers=headers) as response,
+    ):
+        await check(response)
