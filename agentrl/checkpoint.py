@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written whole or not at all, the latest marked, old ones pruned by step."""
+"""Checkpoints on disk: written whole or not at all, the latest and the best marked, old ones pruned by step."""
 
 from __future__ import annotations
 
@@ -8,77 +8,126 @@ import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, InfrastructureError, RunStoppedError
 
-PARTIAL = ".part"
+PART, OLD, PINNED = ".part", ".old", "pinned"
 
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands besides its weights. `outstanding` draws hold places: they are issued again first."""
+    """Where a run stands besides its weights and rollouts.
+
+    `reissue` = draws in flight, issued again first; `evaluated` = the step evaluated last; `best` = the highest evaluation
+    score that a checkpoint has, that of `best_step`; `source` = the task source's own state.
+    """
 
     step: int = 0
     version: int = 0
     next_draw: int = 0
-    outstanding: tuple[int, ...] = ()
+    reissue: tuple[int, ...] = ()
+    evaluated: int = -1
+    best: float | None = None
+    best_step: int | None = None
+    source: dict[str, Any] | None = None
 
 
 class Checkpoints:
-    """`step_000010/` folders under one parent; `latest` names the newest that is complete."""
+    """`step_000010/` folders under one parent; `latest` names the newest that is complete, `best` the best.
+
+    At every moment at least one of those that were ever completed can be loaded. A folder with a file `pinned` in it and
+    the best one are never pruned.
+    """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder = folder
         self.keep = keep
 
     async def save(self, state: RunState, write: Callable[[Path], Awaitable[None]]) -> Path:
-        """`write(folder)` puts the trainer's state into a temporary folder, which then takes its name.
+        """`write(folder)` puts everything but the run state into a temporary folder, which then takes its name.
 
-        A failure leaves the earlier checkpoints and the marker as they were.
+        Raises RunStoppedError when that fails, and InfrastructureError when whoever writes is lost; the earlier checkpoints
+        and the markers are then as they were.
         """
         target = self.folder / f"step_{state.step:06d}"
-        part = target.with_suffix(PARTIAL)
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        await write(part)
-        (part / "run.json").write_text(json.dumps(asdict(state)))
-        _sync(part)
-        shutil.rmtree(target, ignore_errors=True)
-        os.replace(part, target)
-        self._mark(target.name)
-        self._prune(target)
+        part = target.with_suffix(PART)
+        try:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+            await write(part)
+            (part / "run.json").write_text(json.dumps(asdict(state)))
+            _sync_tree(part)
+            self._name(part, target)
+            self._mark("latest", target.name)
+        except InfrastructureError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        except Exception as error:
+            shutil.rmtree(part, ignore_errors=True)
+            raise RunStoppedError(self._failed(state.step, error)) from error
+        if state.best_step == state.step:
+            self._mark("best", target.name)
+        self._prune(target, state.best_step)
         return target
 
-    def _mark(self, name: str) -> None:
-        part = self.folder / f"latest{PARTIAL}"
+    def _name(self, part: Path, target: Path) -> None:
+        """`part` takes the name of `target`. One that has the name already stays loadable until then."""
+        old = target.with_suffix(OLD)
+        if target.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.replace(target, old)
+        os.replace(part, target)
+        _sync(self.folder)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _mark(self, marker: str, name: str) -> None:
+        part = self.folder / f"{marker}{PART}"
         part.write_text(name)
-        os.replace(part, self.folder / "latest")
+        _sync(part)
+        os.replace(part, self.folder / marker)
         _sync(self.folder)
 
-    def _prune(self, newest: Path) -> None:
+    def _failed(self, step: int, error: Exception) -> str:
+        """In one paragraph: of an error that crossed a process the last line is what was raised there."""
+        whole = self.complete()
+        left = f"{whole[-1]} is whole: --resume latest goes on from there." if whole else "There is no earlier one."
+        cause = (str(error).strip() or "no message").splitlines()[-1]
+        return f"the checkpoint of step {step} could not be saved: {type(error).__name__}: {cause}. {left}"
+
+    def _prune(self, newest: Path, best_step: int | None) -> None:
         """Keep `newest`, also where a run that was gone back on left later steps, and the last of the others."""
         others = [path for path in self.complete() if path != newest]
         for old in others[: max(0, len(others) - (self.keep - 1))]:
-            shutil.rmtree(old)
+            if step_of(old) != best_step and not (old / PINNED).exists():
+                doomed = old.with_suffix(PART)
+                os.replace(old, doomed)
+                shutil.rmtree(doomed)
 
     def complete(self) -> list[Path]:
         """Whole checkpoints, oldest step first."""
-        found = [
-            path for path in self.folder.glob("step_*") if path.suffix != PARTIAL and (path / "run.json").is_file()
-        ]
-        return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+        found = [path for path in self.folder.glob("step_*") if path.suffix != PART and (path / "run.json").is_file()]
+        whole = [path for path in found if path.suffix != OLD or not path.with_suffix("").exists()]
+        return sorted(whole, key=step_of)
 
     def find(self, which: str) -> Path:
-        """The folder of `latest` or of a path. Raises ConfigError."""
-        if which != "latest":
+        """The folder of `latest`, of `best` or of a path. Raises ConfigError."""
+        if which in ("latest", "best"):
+            marker = self.folder / which
+            if not marker.is_file():
+                raise ConfigError(f"--resume {which}: there is no checkpoint in {self.folder}.")
+            path = self.folder / marker.read_text().strip()
+        else:
             path = Path(which)
-            if not (path / "run.json").is_file():
-                raise ConfigError(f"--resume {which}: this is not the folder of a checkpoint.")
-            return path
-        marker = self.folder / "latest"
-        if not marker.is_file():
-            raise ConfigError(f"--resume latest: there is no checkpoint in {self.folder}.")
-        return self.folder / marker.read_text().strip()
+        found = path if (path / "run.json").is_file() else path.with_suffix(OLD)
+        if not (found / "run.json").is_file():
+            raise ConfigError(f"--resume {which}: this is not the folder of a checkpoint.")
+        return found
+
+
+def step_of(folder: Path) -> int:
+    """The step in a checkpoint folder's name."""
+    return int(folder.stem.removeprefix("step_"))
 
 
 def checkpoint_step(folder: Path) -> int:
@@ -89,14 +138,18 @@ def checkpoint_step(folder: Path) -> int:
 def read_state(folder: Path) -> RunState:
     """The run state of a checkpoint."""
     stored = json.loads((folder / "run.json").read_text())
-    return RunState(**{**stored, "outstanding": tuple(stored["outstanding"])})
+    return RunState(**{**stored, "reissue": tuple(stored["reissue"])})
 
 
-def _sync(folder: Path) -> None:
-    """Every file of a folder, and the folder, on disk."""
-    for path in [*(p for p in folder.rglob("*") if p.is_file()), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _sync_tree(folder: Path) -> None:
+    """Every file and folder below a folder, and itself, on disk."""
+    for path in [*folder.rglob("*"), folder]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

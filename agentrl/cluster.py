@@ -54,7 +54,8 @@ def check_gpus(config: Config) -> float:
 
     total = float(ray.cluster_resources().get("GPU", 0.0))
     default = float(total > 0)
-    engines = config.engine.count * (default if config.engine.gpus is None else config.engine.gpus)
+    count = config.engine.count if config.run.replay is None else 0
+    engines = count * (default if config.engine.gpus is None else config.engine.gpus)
     ranks = config.parallel.ranks * (default if config.parallel.gpus is None else config.parallel.gpus)
     if engines + ranks > total:
         raise ConfigError(
@@ -85,6 +86,13 @@ class Cluster:
             await self.close()
             raise
         return self
+
+    async def respawn(self, index: int) -> RayEngine:
+        """End an engine, whatever it is doing, and start another in its place. Raises EngineError."""
+        self.engines[index].kill()
+        self.engines[index] = self._spawn_engine()
+        await self.engines[index].start()
+        return self.engines[index]
 
     async def lone_engine(self) -> RayEngine:
         """One engine without workers, ready to answer; `close` ends it."""

@@ -41,6 +41,10 @@ class DataError(AgentRLError):
     """A dataset, row, image or model folder is not what it should be. The message names the row or path."""
 
 
+class RunStoppedError(AgentRLError):
+    """The run cannot go on; the message says why."""
+
+
 def error_class(error: BaseException) -> str:
     """The metric key of an error: the name of its class, or of the class here that something else was mixed into (Ray
     does that to what an actor raised); `InfrastructureError` for lost processes and connections, `EnvError` for the rest.

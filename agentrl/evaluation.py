@@ -11,9 +11,9 @@ from .engine import Limits, Sampling
 from .env import Task
 from .errors import InfrastructureError
 from .report.metrics import Metrics, evaluation_metrics
-from .rollout.dispatcher import Player
 from .rollout.episode import EpisodeOrder, EpisodeResult, failed
-from .seeds import derive
+from .rollout.orders import evaluation_order
+from .rollout.player import Player, play_once
 
 
 class Evaluator:
@@ -51,53 +51,84 @@ class Evaluator:
 
     async def run(self) -> Metrics:
         """eval/… of this moment's weights; what is not back after eval.timeout_s is excluded and counted."""
+        sampled = self._orders(self._sampling(), self.config.eval.n)
+        greedy = self._orders(Sampling(temperature=0.0, max_new_tokens=self.limits.max_new_tokens), 1)
+        results = await self._play([*sampled, *(greedy if self._greedy else [])])
+        found = evaluation_metrics(results[: len(sampled)], self.ks)
+        if self._greedy:
+            of_greedy = evaluation_metrics(results[len(sampled) :], [1])
+            found |= {f"greedy/{key}": value for key, value in of_greedy.items()}
+        return {f"eval/{key}": value for key, value in found.items()}
+
+    def _sampling(self) -> Sampling:
         options = self.config.eval
-        sampled = Sampling(
+        return Sampling(
             temperature=options.temperature,
             max_new_tokens=self.limits.max_new_tokens,
             top_p=options.top_p,
             top_k=options.top_k,
             min_p=options.min_p,
         )
-        found = await self._play(sampled, options.n, self.ks, "")
-        if self._greedy:
-            greedy = Sampling(temperature=0.0, max_new_tokens=self.limits.max_new_tokens)
-            found |= await self._play(greedy, 1, [1], "greedy/")
-        return {f"eval/{key}": value for key, value in found.items()}
 
-    async def _play(self, sampling: Sampling, n: int, ks: Sequence[int], prefix: str) -> Metrics:
-        orders = [self._order(i, sample, task, sampling) for i, task in enumerate(self.tasks) for sample in range(n)]
-        episodes = {asyncio.create_task(self._one(order)): order for order in orders}
+    def _orders(self, sampling: Sampling, n: int) -> list[EpisodeOrder]:
+        return [
+            evaluation_order(self.config, self.limits, i, sample, task, sampling)
+            for i, task in enumerate(self.tasks)
+            for sample in range(n)
+        ]
+
+    async def _play(self, orders: Sequence[EpisodeOrder]) -> list[EpisodeResult]:
+        """Results in the order of the orders."""
+        episodes = [asyncio.create_task(self._one(order)) for order in orders]
         try:
-            done, late = await asyncio.wait(episodes, timeout=self.config.eval.timeout_s)
+            await asyncio.wait(episodes, timeout=self.config.eval.timeout_s)
         finally:
+            back = [episode.done() for episode in episodes]
             for episode in episodes:
                 episode.cancel()
-        results = [episode.result() for episode in done]
-        results += [failed(episodes[episode], InfrastructureError("evaluation timed out")) for episode in late]
-        return {f"{prefix}{key}": value for key, value in evaluation_metrics(results, ks).items()}
+            await asyncio.gather(*episodes, return_exceptions=True)
+        late = InfrastructureError("evaluation timed out")
+        return [
+            episode.result() if done else failed(order, late)
+            for episode, done, order in zip(episodes, back, orders, strict=True)
+        ]
 
     async def _one(self, order: EpisodeOrder) -> EpisodeResult:
-        try:
-            result = await self.player.play(order)
-        except InfrastructureError as error:
-            result = failed(order, error)
+        result = await play_once(self.player, order)
         if self.seen is not None:
             self.seen(result)
         return result
 
-    def _order(self, index: int, sample: int, task: Task, sampling: Sampling) -> EpisodeOrder:
-        seed = self.config.run.seed
-        return EpisodeOrder(
-            rollout_id=f"eval-{index:05d}-{sample}",
-            group_id=f"eval-{index:05d}",
-            draw=index,
-            sample=sample,
-            task=task,
-            env_seed=derive(seed, "eval env", index),
-            seed=derive(seed, "eval", index, sample),
-            sampling=sampling,
-            limits=self.limits,
-            engine=index % self.config.engine.count,
-            training=False,
-        )
+
+class BackgroundEvaluation:
+    """The evaluation of one version's weights, played while training goes on. `over` is awaited before the engines get
+    other weights, so its episodes are of a single version.
+    """
+
+    def __init__(self, evaluator: Evaluator | None) -> None:
+        self.evaluator = evaluator
+        self.last_step = -1
+        self._at = (0, 0)
+        self._playing: asyncio.Task[Metrics] | None = None
+
+    def begin(self, step: int, version: int) -> None:
+        """Evaluate the weights of `step`, unless that has been done."""
+        if self.evaluator is not None and self.last_step != step:
+            self.last_step, self._at = step, (step, version)
+            self._playing = asyncio.create_task(self.evaluator.run())
+
+    async def over(self) -> Metrics | None:
+        """Its record once it has come to its end, within eval.timeout_s; None when none was begun since the last call."""
+        if self._playing is None:
+            return None
+        found = await asyncio.shield(self._playing)
+        self._playing = None
+        step, version = self._at
+        return {"step": step, "version": version, **found, "eval/version": float(version)}
+
+    async def cancel(self) -> None:
+        """Give it up; it may be begun again."""
+        if self._playing is not None:
+            self._playing.cancel()
+            await asyncio.gather(self._playing, return_exceptions=True)
+            self._playing, self.last_step = None, -1

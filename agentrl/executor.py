@@ -51,6 +51,11 @@ class RolloutContext:
     _turn: int = 0
     _sampled: int = 0
 
+    @property
+    def stage(self) -> str:
+        """What the episode waits for, in words."""
+        return f"waits for the engine ({', '.join(self.waiting_for)})" if self.waiting_for else "in the environment"
+
     def begin(self, task: Task) -> Trajectory:
         """The episode's trajectory; it survives as far as it got when the executor fails."""
         self.trajectory = Trajectory(task, self.rollout_id, self.group_id, self.env)

@@ -5,26 +5,51 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from .checkpoint import Checkpoints, RunState
 from .config import Config
-from .engines.fleet import EngineFleet
-from .evaluation import Evaluator
+from .errors import RunStoppedError
+from .evaluation import BackgroundEvaluation
 from .report.clock import StepClock
-from .report.metrics import Metrics, episode_metrics, group_metrics, staleness_metrics
+from .report.metrics import episode_metrics, group_metrics, staleness_metrics
+from .report.read_record import write_held
 from .report.record import batch_records, group_records
 from .report.run_folder import RunFolder
-from .rollout.dispatcher import Batch, Dispatcher, RunStoppedError
-from .rollout.group import Group
-from .rollout.watchdog import within
-from .training import Trainer, TrainReport
+from .rollout.group import Batch, Group
+from .rollout.ledger import HeldRollouts
+from .training import TrainReport
+from .trajectory import Row
+from .weight_sync import WeightSync
 
-T = TypeVar("T")
 INTERRUPT_GRACE_S = 8.0
+
+
+class BatchSource(Protocol):
+    """Where batches come from: a `Dispatcher`, or recorded ones."""
+
+    def start(self) -> None: ...
+
+    async def next_batch(self) -> Batch | None: ...
+
+    def settle(self, version: int) -> None: ...
+
+    async def drain(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def held(self) -> HeldRollouts: ...
+
+    def abandon(self) -> list[Group]: ...
+
+    def groups(self) -> list[dict[str, Any]]: ...
+
+    @property
+    def episodes_in_flight(self) -> int: ...
 
 
 class Reporter(Protocol):
@@ -40,26 +65,30 @@ class Loop:
     """The parts of one run and where it stands. `steps` = batches to train in all; None = until the data is used up."""
 
     config: Config
-    dispatcher: Dispatcher
-    trainer: Trainer
-    fleet: EngineFleet
-    evaluator: Evaluator | None
+    dispatcher: BatchSource
+    sync: WeightSync
+    evaluation: BackgroundEvaluation
     checkpoints: Checkpoints
     folder: RunFolder
     reporter: Reporter
     steps: int | None
-    step: int = 0
-    version: int = 0
+    state: RunState = field(default_factory=RunState)
     clock: StepClock = field(default_factory=StepClock)
     _current: asyncio.Future[None] | None = None
 
+    def __post_init__(self) -> None:
+        self._enter("starting")
+        self.step = self.state.step
+        self.evaluation.last_step = self.state.evaluated
+
     async def run(self) -> None:
         """Train to the end, then evaluate, save and export. Raises RunStoppedError when the run cannot go on."""
-        if self.step == 0:
-            await self._evaluate_first()
+        if self.step == 0 or self._due(self.config.eval.every):
+            self.evaluation.begin(self.step, self.sync.version)
         self.dispatcher.start()
         while self.steps is None or self.step < self.steps:
             self.clock.start()
+            self._enter("waiting for a batch")
             batch = await self.dispatcher.next_batch()
             self.clock.lap("rollout_wait")
             if batch is None or not batch.groups:
@@ -67,24 +96,40 @@ class Loop:
                 break
             await self._uninterrupted(self._train(batch))
             if self._due(self.config.eval.every):
-                await self._evaluate_here()
+                self.evaluation.begin(self.step, self.sync.version)
             if self._due(self.config.ckpt.every):
                 await self.save()
         await self._finish()
 
     async def _train(self, batch: Batch) -> None:
-        """One step: update on the batch, new weights on every engine, places free again, records written."""
+        """One step: update on the batch, new weights on every engine, places free again, records written.
+
+        The engines keep the old weights until the evaluation of them is over.
+        """
         self.step += 1
-        rows = [row for group in batch.groups for row in group.rows]
-        report = await self._watched(self.trainer.train(rows, self.step), f"the trainer, in step {self.step}")
-        self.clock.lap("train")
-        trained_at = self.version
-        if report.updated:
-            await self._publish(self.version + 1)
+        self._enter(f"training step {self.step}")
+        trained_at = self.sync.version
+        rows = batch.rows
+        async with self.sync.trainer_free:
+            report = await self.sync.watched(
+                self.sync.trainer.train(rows, self.step), f"the trainer, in step {self.step}"
+            )
+            self.clock.lap("train")
+            self._enter("waiting for the evaluation")
+            await self._evaluated()
+            if report.updated:
+                await self._publish()
         self.clock.lap("weights")
-        self.dispatcher.settle(self.version)
+        self.dispatcher.settle(self.sync.version)
         self._record(self.step, batch_records(batch, report, self.step))
-        self._write(self._step_record(batch, report, trained_at))
+        self._write(self._step_record(batch, rows, report, trained_at))
+
+    async def _publish(self) -> None:
+        """The new weights on every engine; where episodes are of a single version, those that run are finished first."""
+        self._enter(f"publishing version {self.sync.version + 1}")
+        if not partial_rollouts(self.config):
+            await self.dispatcher.drain()
+        await self.sync.publish(self.sync.version + 1)
 
     async def _uninterrupted(self, step: Coroutine[Any, Any, None]) -> None:
         """A step once begun is finished, unless it takes longer than INTERRUPT_GRACE_S after an interrupt."""
@@ -95,6 +140,8 @@ class Loop:
             await asyncio.wait([self._current], timeout=INTERRUPT_GRACE_S)
             self._current.cancel()
             raise
+
+    # ------------------------------------------------------------------ where the run stands
 
     @property
     def resumable(self) -> bool:
@@ -107,69 +154,91 @@ class Loop:
         step = self._current
         return step is not None and (not step.done() or step.cancelled() or step.exception() is not None)
 
-    async def _publish(self, version: int) -> None:
-        """The trainer's weights on every engine under a new version; running episodes go on with them."""
-        source = await self._watched(self.trainer.publish(version), f"the trainer to publish version {version}")
-        try:
-            if not partial_rollouts(self.config):
-                await self.dispatcher.drain()
-            await self.fleet.publish(source, version)
-        finally:
-            await self._watched(self.trainer.release(source), "the trainer to free what it published")
-        self.version = version
+    @property
+    def whole_steps(self) -> int:
+        """Steps that came to a good end."""
+        return self.step - self._half_done
 
     async def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint: the engines serve the restored weights before the first rollout."""
-        await self._watched(self.trainer.load(checkpoint), f"the trainer to load {checkpoint}")
-        await self._publish(self.version)
-        self.dispatcher.settle(self.version)
+        async with self.sync.trainer_free:
+            await self.sync.watched(self.sync.trainer.load(checkpoint), f"the trainer to load {checkpoint}")
+            await self.sync.publish(self.sync.version)
+
+    def _enter(self, doing: str) -> None:
+        self._doing = (doing, time.monotonic())
+
+    def status(self) -> dict[str, Any]:
+        """What the run is doing, as plain values."""
+        doing, since = self._doing
+        return {
+            "step": self.step,
+            "version": self.sync.version,
+            "doing": doing,
+            "seconds": round(time.monotonic() - since, 1),
+            "groups": self.dispatcher.groups(),
+        }
 
     async def save(self) -> None:
-        """A checkpoint of this moment: weights, optimizer, and which draws are still owed."""
-        state = RunState(self.step, self.version, self.dispatcher.next_draw, tuple(self.dispatcher.outstanding()))
-        await self._watched(self.checkpoints.save(state, self.trainer.save), f"the checkpoint of step {self.step}")
+        """A checkpoint of this moment: weights, optimizer, and the rollouts that are not trained yet. An evaluation of
+        these weights is awaited, as it decides whether they are the best. Raises RunStoppedError when it fails.
+        """
+        self._enter(f"saving the checkpoint of step {self.step}")
+        self._note_best(await self._evaluated())
+        held = self.dispatcher.held()
+        self.state = replace(
+            self.state,
+            step=self.step,
+            version=self.sync.version,
+            next_draw=held.next_draw,
+            reissue=held.reissue,
+            evaluated=self.evaluation.last_step,
+            source=held.source,
+        )
+
+        async def write(folder: Path) -> None:
+            write_held(folder, held)
+            await self.sync.trainer.save(folder)
+
+        async with self.sync.trainer_free:
+            saving = self.checkpoints.save(self.state, write)
+            await self.sync.watched(saving, f"the checkpoint of step {self.step}")
+
+    async def stop(self) -> None:
+        """Play nothing any more; what was in flight stays in the books until `save` and `record_unfinished`."""
+        await self.dispatcher.stop()
+        await self.evaluation.cancel()
 
     def record_unfinished(self) -> None:
         """Groups that a stopped run leaves behind, in the record of the step they would have been part of."""
-        self._record_groups(self.dispatcher.abandon(), self.step if self._half_done else self.step + 1)
-
-    # ------------------------------------------------------------------ evaluation
-
-    async def _evaluate_first(self) -> None:
-        """Where the policy starts: the record of step 0."""
-        if self.evaluator is not None:
-            record = {"step": 0, "version": self.version} | await self._evaluate()
-            self.folder.add_metrics(record)
-            self.reporter.evaluation(record)
-
-    async def _evaluate(self) -> Metrics:
-        assert self.evaluator is not None
-        return await self.evaluator.run() | {"eval/version": float(self.version)}
-
-    async def _evaluate_here(self) -> None:
-        """Evaluate the weights of the newest step and add the result to its record."""
-        if self.evaluator is None:
-            return
-        found = {"step": self.step, "version": self.version} | await self._evaluate()
-        self.folder.amend_metrics(found)
-        self.reporter.evaluation(found)
+        self._record_groups(self.dispatcher.abandon(), self.whole_steps + 1)
 
     async def _finish(self) -> None:
         await self.dispatcher.stop()
         self.record_unfinished()
-        if not self._due(self.config.eval.every):
-            await self._evaluate_here()
+        self.evaluation.begin(self.step, self.sync.version)
         await self.save()
-        await self._watched(self.trainer.export(self.folder.final), "the export of the model")
+        async with self.sync.trainer_free:
+            await self.sync.watched(self.sync.trainer.export(self.folder.final), "the export of the model")
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step > 0 and self.step % every == 0
 
-    async def _watched(self, call: Coroutine[Any, Any, T], what: str) -> T:
-        watch = self.config.watchdog
-        return await within(call, what, warn_after=watch.warn_after, fail_after=watch.fail_after)
-
     # ------------------------------------------------------------------ records
+
+    async def _evaluated(self) -> dict[str, Any]:
+        """The result of an evaluation that was begun, added to the record of the step whose weights it played."""
+        record = await self.evaluation.over()
+        if record is None:
+            return {}
+        self.folder.amend_metrics(record)
+        self.reporter.evaluation(record)
+        return record
+
+    def _note_best(self, record: dict[str, Any]) -> None:
+        score = record.get("eval/score/mean", record.get("eval/reward/mean"))
+        if score is not None and (self.state.best is None or score > self.state.best):
+            self.state = replace(self.state, best=score, best_step=self.step)
 
     def _record(self, step: int, episodes: Iterable[dict[str, Any]]) -> None:
         if self.config.log.rollouts:
@@ -179,19 +248,26 @@ class Loop:
         if untrained:
             self._record(step, group_records(untrained, step))
 
-    def _step_record(self, batch: Batch, report: TrainReport, trained_at: int) -> dict[str, Any]:
+    def _step_record(self, batch: Batch, rows: Sequence[Row], report: TrainReport, trained_at: int) -> dict[str, Any]:
         results = [result for group in (*batch.groups, *batch.dropped) for result in group.results]
         trained = [result for group in batch.groups for result in group.results]
         return {
             "step": self.step,
-            "version": self.version,
+            "version": self.sync.version,
             **episode_metrics(results),
             **group_metrics(batch.groups, batch.dropped),
-            **staleness_metrics(batch.groups, trained_at),
+            **staleness_metrics(self._unmasked(rows, trained_at), trained_at),
             **report.metrics,
             **self.clock.finish(trained),
             "episodes_in_flight": float(self.dispatcher.episodes_in_flight),
         }
+
+    def _unmasked(self, rows: Sequence[Row], version: int) -> Sequence[Row]:
+        """The rows with the mask that the loss sees: the trainer leaves stale tokens out where it is told to."""
+        if not self.config.rollout.mask_stale_tokens:
+            return rows
+        oldest = version - self.config.train.max_staleness
+        return [replace(row, loss_mask=row.loss_mask & (row.versions >= oldest)) for row in rows]
 
     def _write(self, record: dict[str, Any]) -> None:
         self.folder.add_metrics(record)

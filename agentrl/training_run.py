@@ -8,20 +8,30 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .checkpoint import Checkpoints, RunState, read_state
 from .cluster import Cluster
 from .config import Config
 from .config.plan import Plan
+from .engine import Engine
 from .engines.fleet import EngineFleet
-from .evaluation import Evaluator
-from .loop import Loop, Reporter
+from .engines.keeper import EngineKeeper, KeptPlayer
+from .errors import InfrastructureError, RunStoppedError
+from .evaluation import BackgroundEvaluation, Evaluator
+from .loop import BatchSource, Loop, Reporter
 from .preflight import Ready
+from .replay import RecordedBatches
+from .report.read_record import read_held
 from .report.run_folder import RunFolder
+from .report.status import StatusFile
+from .rollout.curriculum import make_source
 from .rollout.dispatcher import Dispatcher
-from .rollout.task_source import TaskSource
+from .rollout.ledger import GroupLedger, signal_filter
+from .rollout.pool import WorkerPool
 from .rollout.watchdog import within
 from .training import Trainer
+from .weight_sync import WeightSync
 
 log = logging.getLogger(__name__)
 StartTrainer = Callable[[Config, str, str, int, float], Awaitable[Trainer]]
@@ -43,33 +53,68 @@ class RunParts:
     def config(self) -> Config:
         return self.ready.config
 
+    @property
+    def fixed_steps(self) -> int | None:
+        """Batches to train; None = until the data is used up."""
+        return self.plan.steps if self.config.train.steps is not None else None
+
 
 async def train_run(parts: RunParts, reporter: Reporter) -> None:
-    """Run to the end. Cancelled (Ctrl-C, SIGTERM), it stops dispatching, saves a checkpoint and ends its processes."""
+    """Run to the end. Cancelled (Ctrl-C, SIGTERM), it stops dispatching, saves a checkpoint and ends its processes.
+
+    What breaks underneath comes out as RunStoppedError with the last whole step and the way to go on.
+    """
     async with AsyncExitStack() as stack:
-        cluster = Cluster(parts.ready, parts.folder.images, parts.gpus)
         trainer_starts = asyncio.ensure_future(_start_trainer(parts))
         stack.push_async_callback(_close_trainer, trainer_starts)
-        await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
-        loop = _make_loop(parts, cluster, trainer_starts.result(), reporter)
-        if parts.resume_from is not None:
-            await loop.restore(parts.resume_from)
-        try:
-            await loop.run()
-        except asyncio.CancelledError:
-            await _leave(loop)
-            raise
-        except BaseException:
-            await loop.dispatcher.stop()
-            loop.record_unfinished()
-            raise
+        pool = None
+        if parts.config.run.replay is not None:
+            loop = _replaying_loop(parts, await trainer_starts, reporter)
+        else:
+            cluster = Cluster(parts.ready, parts.folder.images, parts.gpus)
+            await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
+            loop, keeper = _make_loop(parts, cluster, trainer_starts.result(), reporter)
+            stack.push_async_callback(keeper.close)
+            pool = cluster.pool
+        stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, pool).keep()))
+        await _run(parts, loop)
+
+
+def _status_file(parts: RunParts, loop: Loop, pool: WorkerPool | None) -> StatusFile:
+    async def describe() -> dict[str, Any]:
+        batches = loop.dispatcher
+        if pool is not None and isinstance(batches, Dispatcher):
+            batches.stages.seen(await pool.stages())
+        return loop.status()
+
+    return StatusFile(parts.folder.status, describe)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def _run(parts: RunParts, loop: Loop) -> None:
+    if parts.resume_from is not None:
+        await loop.restore(parts.resume_from)
+    try:
+        await loop.run()
+    except asyncio.CancelledError:
+        await _leave(loop)
+        raise
+    except InfrastructureError as error:
+        await _give_up(loop)
+        raise RunStoppedError(_epitaph(loop, error)) from error
+    except BaseException:
+        await _give_up(loop)
+        raise
 
 
 async def _start_trainer(parts: RunParts) -> Trainer:
     config, watch = _with_own_limits(parts.ready), parts.config.watchdog
-    starting = parts.start_trainer(
-        config, parts.ready.model_path, str(parts.folder.images), parts.plan.updates, parts.plan.lr
-    )
+    images = parts.folder.images if config.run.replay is None else RecordedBatches(Path(config.run.replay)).images
+    starting = parts.start_trainer(config, parts.ready.model_path, str(images), parts.plan.updates, parts.plan.lr)
     return await within(starting, "the trainer to start", warn_after=watch.warn_after, fail_after=watch.fail_after)
 
 
@@ -89,40 +134,76 @@ async def _close_trainer(starts: asyncio.Future[Trainer]) -> None:
 
 async def _leave(loop: Loop) -> None:
     """The run was interrupted: what is trained is saved, what was in flight is recorded."""
-    await loop.dispatcher.stop()
+    await loop.stop()
     if loop.resumable:
         await loop.save()
     loop.record_unfinished()
 
 
-def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Reporter) -> Loop:
-    config, ready = parts.config, parts.ready
-    assert cluster.pool is not None
-    state = RunState() if parts.resume_from is None else read_state(parts.resume_from)
-    source = TaskSource(ready.tasks, seed=config.run.seed, shuffle=config.rollout.sampler == "shuffled")
-    steps = parts.plan.steps if config.train.steps is not None else None
-    dispatcher = Dispatcher(
-        config,
-        cluster.pool,
-        source,
-        ready.limits,
-        draws=ready.total if steps is None else None,
-        wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
-        filter_groups=parts.filter_groups,
-        version=state.version,
-        next_draw=state.next_draw,
-        reissue=state.outstanding,
-    )
+async def _give_up(loop: Loop) -> None:
+    await loop.stop()
+    loop.record_unfinished()
+
+
+def _epitaph(loop: Loop, error: BaseException) -> str:
+    """Who died, when, and what is left."""
+    whole = loop.checkpoints.complete()
+    left = f"--resume latest goes on from {whole[-1].name}." if whole else "There is no checkpoint to go on from."
+    return f"the run stopped after step {loop.whole_steps}: {error} {left}"
+
+
+def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Reporter) -> tuple[Loop, EngineKeeper]:
+    config, ready, pool = parts.config, parts.ready, cluster.pool
+    assert pool is not None
+    state = _state(parts)
+    sync = WeightSync(config, trainer, EngineFleet(cluster.engines), state.version)
+
+    async def serve(index: int, engine: Engine) -> None:
+        await sync.give(index, engine)
+        pool.adopt(index, engine)
+
+    keeper = EngineKeeper(sync.fleet, cluster.respawn, serve, config.engine.max_restarts)
+    player = KeptPlayer(pool, keeper)
+    source = make_source(config, ready.tasks)
+    source.restore(state.source)
+    dispatcher = Dispatcher(config, player, source, ready.limits, _make_ledger(parts, state), keeper.ready)
+    evaluator = Evaluator(config, player, ready.held_out, ready.limits) if ready.held_out else None
+    return _loop_of(parts, dispatcher, sync, evaluator, reporter, state), keeper
+
+
+def _replaying_loop(parts: RunParts, trainer: Trainer, reporter: Reporter) -> Loop:
+    state = _state(parts)
+    recorded = RecordedBatches(Path(parts.config.run.replay or ""), state.step)
+    sync = WeightSync(parts.config, trainer, EngineFleet([]), state.version)
+    return _loop_of(parts, recorded, sync, None, reporter, state)
+
+
+def _state(parts: RunParts) -> RunState:
+    return RunState() if parts.resume_from is None else read_state(parts.resume_from)
+
+
+def _loop_of(
+    parts: RunParts,
+    batches: BatchSource,
+    sync: WeightSync,
+    evaluator: Evaluator | None,
+    reporter: Reporter,
+    state: RunState,
+) -> Loop:
+    checkpoints = Checkpoints(parts.folder.checkpoints, parts.config.ckpt.keep)
+    evaluation = BackgroundEvaluation(evaluator)
     return Loop(
+        parts.config, batches, sync, evaluation, checkpoints, parts.folder, reporter, parts.fixed_steps, state
+    )  # fmt: skip
+
+
+def _make_ledger(parts: RunParts, state: RunState) -> GroupLedger:
+    config, resumed, steps = parts.config, parts.resume_from, parts.fixed_steps
+    return GroupLedger(
         config,
-        dispatcher,
-        trainer,
-        EngineFleet(cluster.engines),
-        Evaluator(config, cluster.pool, ready.held_out, ready.limits) if ready.held_out else None,
-        Checkpoints(parts.folder.checkpoints, config.ckpt.keep),
-        parts.folder,
-        reporter,
-        steps,
-        state.step,
-        state.version,
+        draws=parts.ready.total if steps is None else None,
+        wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
+        keep=signal_filter(config) if parts.filter_groups else lambda group: True,
+        version=state.version,
+        held=None if resumed is None else read_held(resumed, state.next_draw, state.reissue),
     )

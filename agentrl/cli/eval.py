@@ -43,7 +43,7 @@ class EvaluatedSection(PlayedSection):
     top_p: Annotated[float, Hidden] = 1.0
     top_k: Annotated[int, Hidden] = 0
     min_p: Annotated[float, Hidden] = 0.0
-    sampler: Annotated[Literal["in_order", "shuffled"], Hidden] = "shuffled"
+    sampler: Annotated[Literal["in_order", "shuffled", "by_pass_rate"], Hidden] = "shuffled"
 
 
 class MeasuredSection(EvalSection):

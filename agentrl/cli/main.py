@@ -18,6 +18,7 @@ COMMANDS = {
     "envs": "list, show and check environments",
     "init": "make agentrl's own tiny policies: tiny-vlm, tiny-text",
     "export": "write the policy of a checkpoint as a Hugging Face folder",
+    "status": "show what a run is doing and what it waits for",
     "doctor": "say what this machine can run",
 }
 

@@ -26,7 +26,7 @@ from ..image_store import ImageStore
 from ..preflight import EnvFacts, Ready, preflight
 from ..registry import load_object
 from ..renderer import Renderer
-from ..rollout.dispatcher import Player
+from ..rollout.player import Player
 from ..rollout.worker import EpisodePlayer
 from ..tokens import read_token
 from .policy import choose_model, tiny_kind, untrained_tiny
@@ -43,7 +43,10 @@ class PlayedSection(RolloutSection):
     n_samples: Annotated[int, Hidden] = 8
     partial: Annotated[bool | None, Hidden] = None
     kv: Annotated[Literal["keep", "recompute"], Hidden] = "keep"
-    order: Annotated[Literal["in_order"], Hidden] = "in_order"
+    order: Annotated[Literal["in_order", "first_done"], Hidden] = "in_order"
+    oversample: Annotated[float, Hidden] = 1.0
+    retire_after: Annotated[int, Hidden] = 0
+    mask_stale_tokens: Annotated[bool, Hidden] = False
     retries: Annotated[int, Hidden] = 3
     max_error_rate: Annotated[float, Hidden] = 0.5
 

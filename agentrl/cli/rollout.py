@@ -14,14 +14,14 @@ from pydantic import Field
 from ..config import EvalSection
 from ..config.checks import check_engine, check_sources
 from ..config.load import parse_command
-from ..engine import Sampling
-from ..errors import ConfigError, InfrastructureError
+from ..errors import ConfigError
 from ..preflight import Ready
 from ..report.rollout_file import RolloutFile
-from ..rollout.dispatcher import Player
-from ..rollout.episode import EpisodeOrder, EpisodeResult, failed
+from ..rollout.curriculum import make_source
+from ..rollout.episode import EpisodeOrder, EpisodeResult
+from ..rollout.orders import draw_order
+from ..rollout.player import Player, play_once
 from ..rollout.task_source import TaskSource
-from ..seeds import env_seed, sampling_seed
 from .console import out, progress_bar
 from .exits import DONE, FAILED
 from .playing import ENGINES, Hidden, PlayCommand, open_player, ready_to_play, run_until_signal
@@ -76,33 +76,15 @@ async def _play(
 
 def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
     """The draws that training with this seed would begin with, or the first tasks of another split. Raises ConfigError for a split without tasks."""
-    config, rollout = ready.config, ready.config.rollout
+    config = ready.config
     tasks = ready.tasks if command.split == "train" else ready.held_out
     if isinstance(tasks, Sequence) and not tasks:
         raise ConfigError(f"There are no tasks for --split {command.split}.")
-    shuffle = command.split == "train" and rollout.sampler == "shuffled"
-    source = TaskSource(tasks, seed=config.run.seed, shuffle=shuffle)
-    sampling = Sampling(
-        rollout.temperature,
-        rollout.max_new_tokens,
-        top_p=rollout.top_p,
-        top_k=rollout.top_k,
-        min_p=rollout.min_p,
-    )
+    training = command.split == "train"
+    source = make_source(config, tasks) if training else TaskSource(tasks, seed=config.run.seed, shuffle=False)
     drawn = [(draw, task) for draw in range(command.tasks) if (task := source.at(draw)) is not None]
     return [
-        EpisodeOrder(
-            rollout_id=f"{draw:06d}-{sample}",
-            group_id=f"{draw:06d}",
-            draw=draw,
-            sample=sample,
-            task=task,
-            env_seed=env_seed(config.run.seed, draw),
-            seed=sampling_seed(config.run.seed, draw, sample),
-            sampling=sampling,
-            limits=ready.limits,
-            engine=draw % config.engine.count,
-        )
+        draw_order(config, ready.limits, draw, sample, task)
         for draw, task in drawn
         for sample in range(command.samples)
     ]
@@ -116,10 +98,7 @@ async def play_all(
 
     async def one(order: EpisodeOrder) -> None:
         async with seats:
-            try:
-                back(await player.play(order))
-            except InfrastructureError as error:
-                back(failed(order, error))
+            back(await play_once(player, order))
 
     try:
         async with asyncio.TaskGroup() as group:

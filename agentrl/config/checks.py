@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..errors import ConfigError
 from ..registry import is_url, load_object, suggest
@@ -48,6 +49,7 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_lora(config)
     _check_sharding(config)
     check_sources(config)
+    _check_replay(config)
     check_engine(config, TRAINING_ENGINES)
 
 
@@ -133,10 +135,32 @@ def _check_off_policy(config: Config) -> None:
             f"--algo.correction none with --train.max-staleness {stale} trains stale tokens as if they were fresh. Use auto, "
             "or say --algo.allow-uncorrected."
         )
+    _check_stale(config)
     if config.rollout.partial and stale == 0:
         raise ConfigError(
             "--rollout.partial needs --train.max-staleness of at least 1: at 0 nothing runs during an update."
         )
+
+
+def _check_replay(config: Config) -> None:
+    """A replay plays nothing, so it cannot evaluate and reads no options of the engines."""
+    if config.run.replay is None:
+        return
+    if config.eval.every:
+        raise ConfigError("--eval.every is not used with --replay: there is no engine to evaluate with.")
+    if not any(Path(config.run.replay).glob("step_*.jsonl")):
+        raise ConfigError(f"--replay {config.run.replay}: there are no step_*.jsonl files in it.")
+
+
+def _check_stale(config: Config) -> None:
+    """What lets groups get too old needs a rule for those that do."""
+    given = {
+        "--rollout.order first_done": config.rollout.order == "first_done",
+        f"--rollout.oversample {config.rollout.oversample:g}": config.rollout.oversample > 1,
+    }
+    for flag, is_given in given.items():
+        if is_given and config.train.stale != "drop":
+            raise ConfigError(f"{flag} needs --train.stale drop: under wait no group ever gets too old.")
 
 
 def _check_batch(config: Config) -> None:

@@ -39,8 +39,12 @@ class RolloutSection(Section):
     """Episodes go on across weight updates; absent: yes when train.max_staleness > 0."""
     kv: Literal["keep", "recompute"] = "keep"
     """KV cache of sequences that an update hits: kept (fast) or computed again with the new weights (exact)."""
-    order: Literal["in_order"] = "in_order"
-    """Of the groups that are finished, those dispatched first are trained first."""
+    order: Literal["in_order", "first_done"] = "in_order"
+    """in_order: a batch is the oldest task draws; first_done: the groups that finished first (needs train.stale drop)."""
+    oversample: float = Field(1.0, ge=1.0)
+    """This many times the groups that are needed are in flight (above 1 needs train.stale drop)."""
+    mask_stale_tokens: bool = False
+    """Leave tokens older than train.max_staleness out of the loss, and hold no batch back for their sake."""
     retries: int = Field(3, ge=0)
     """Attempts after the first for an episode that infrastructure failed."""
     max_error_rate: float = Field(0.5, ge=0.0, le=1.0)
@@ -51,10 +55,10 @@ class RolloutSection(Section):
     """Longest constructor, reset, step or close of an environment, in seconds."""
     episode_timeout_s: float = Field(600.0, gt=0)
     """Longest episode, in seconds."""
-    mask_stale_tokens: bool = False
-    """Leave tokens older than train.max_staleness out of the loss, and hold no batch back for their sake."""
-    sampler: Literal["in_order", "shuffled"] = "shuffled"
-    """Order of the tasks within a pass over the data."""
+    sampler: Literal["in_order", "shuffled", "by_pass_rate"] = "shuffled"
+    """Order of the tasks within a pass over the data; by_pass_rate: those solved about half the time most often."""
+    retire_after: int = Field(0, ge=0)
+    """Leave a task out once this many groups of it in a row were solved by every member; 0 = never."""
 
 
 class EngineSection(Section):
@@ -79,6 +83,8 @@ class EngineSection(Section):
     """Memory for the KV cache on a CPU, in GB."""
     update_timeout_s: float = Field(300.0, gt=0)
     """Longest weight update, in seconds."""
+    max_restarts: int = Field(8, ge=0)
+    """How often an engine that died or does not answer is replaced before the run stops."""
     args: Annotated[list[str], tyro.conf.UseAppendAction] = []
     """KEY=VALUE handed to vLLM's engine as it is; repeatable."""
 
@@ -247,8 +253,8 @@ class TrainSection(Section):
     """Passes over each batch."""
     max_staleness: int = Field(1, ge=0)
     """How many versions behind the trained weights a token may be; 0 = synchronous."""
-    stale: Literal["wait"] = "wait"
-    """wait: a batch is closed only if what it leaves can still be trained in time."""
+    stale: Literal["wait", "drop"] = "wait"
+    """wait: every group is trained in time, nothing is wasted; drop: finished groups over the bound are played again."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Most tokens in one forward and backward pass; a longer single sequence is an error."""
     gradient_checkpointing: bool = False
@@ -332,7 +338,7 @@ class CkptSection(Section):
     every: int = Field(0, ge=0)
     """Steps between checkpoints; 0 = only at the end and when interrupted."""
     keep: int = Field(2, ge=1)
-    """How many are kept."""
+    """How many are kept; the one with the best evaluation and those with a file `pinned` in their folder stay besides."""
 
 
 class WatchdogSection(Section):

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..errors import ConfigError
+from ..rollout.staleness import places
 from .config import Config
 
 TINY_LR, LR = 2e-4, 1e-6
@@ -53,10 +54,11 @@ def describe(config: Config, plan: Plan, total_tasks: int | None) -> list[str]:
     """The plan in lines for a person."""
     train, n = config.train, config.rollout.n_samples
     tasks = "tasks without a known end" if total_tasks is None else f"{total_tasks} tasks"
+    at_once = places(train.batch_groups, train.max_staleness, oversample=config.rollout.oversample)
     return [
         f"{train.batch_groups} groups x {n} samples = {plan.rollouts} rollouts a step, "
         f"{plan.updates_per_step} update{'s' if plan.updates_per_step > 1 else ''} a step, "
         f"micro-batches of at most {train.micro_batch_tokens} tokens",
         f"{plan.steps} steps from {tasks}: {plan.updates} updates, lr {plan.lr:g} ({config.optim.schedule})",
-        f"staleness at most {train.max_staleness}: up to {(train.max_staleness + 1) * train.batch_groups} groups at once",
+        f"staleness at most {train.max_staleness}: up to {at_once} groups at once",
     ]

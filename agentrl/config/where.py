@@ -23,7 +23,9 @@ class RunSection(Section):
     seed: int = Field(0, ge=0)
     """Seed of task draws, environments and sampling."""
     resume: Annotated[str | None, tyro.conf.arg(aliases=["--resume"])] = None
-    """`latest` (with --run.name) or the path of a checkpoint."""
+    """`latest` or `best` (with --run.name), or the path of a checkpoint."""
+    replay: Annotated[str | None, tyro.conf.arg(aliases=["--replay"])] = None
+    """A run's rollouts/ folder: train on what is recorded there, without engines and without playing."""
 
 
 class ModelSection(Section):

@@ -3,29 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from ..engine import Engine
+from ..errors import EngineError
 
 
 class EngineFleet:
-    """Engines that always serve one version. `publish` leaves no engine paused, whatever fails."""
+    """Engines that serve one version. `publish` leaves none of them paused, whatever fails.
+
+    `out` = places whose engine is being replaced: an update passes them over. `lost(index, why)`, if set, takes an engine
+    that does not answer; without it the failure of one engine ends the update.
+    """
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = list(engines)
+        self.out: set[int] = set()
+        self.lost: Callable[[int, str], None] | None = None
 
     async def publish(self, source: Any, version: int) -> None:
         """New weights on every engine. Running requests are kept and go on with them."""
         try:
-            await _all(engine.pause("keep") for engine in self.engines)
-            await _all(engine.update_weights(source, version) for engine in self.engines)
+            await self._all(lambda engine: engine.pause("keep"))
+            await self._all(lambda engine: engine.update_weights(source, version))
         finally:
-            await _all(engine.resume() for engine in self.engines)
+            await self._all(lambda engine: engine.resume())
 
+    async def _all(self, call: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+        """Every call to its end, so that none runs on into what comes next; then the first failure is raised."""
+        serving = [index for index in range(len(self.engines)) if index not in self.out]
+        calls = [call(self.engines[index]) for index in serving]
+        failures = []
+        for index, outcome in zip(serving, await asyncio.gather(*calls, return_exceptions=True), strict=True):
+            if isinstance(outcome, BaseException) and not await self._replaceable(index, outcome):
+                failures.append(outcome)
+        if failures:
+            raise failures[0]
 
-async def _all(calls: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Every call to its end, so that none runs on into what comes next; then the first failure is raised."""
-    for outcome in await asyncio.gather(*calls, return_exceptions=True):
-        if isinstance(outcome, BaseException):
-            raise outcome
+    async def _replaceable(self, index: int, failure: BaseException) -> bool:
+        """Whether it was the engine's death or silence, and someone replaces it. A refusal by a healthy one is a failure."""
+        if self.lost is None or not isinstance(failure, EngineError) or (await self.engines[index].health()).ok:
+            return False
+        self.lost(index, str(failure))
+        return True

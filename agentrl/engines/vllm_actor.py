@@ -119,6 +119,10 @@ class RayEngine:
         self.version = max(self.version, health.version)
         return health
 
+    def kill(self) -> None:
+        """End the actor's process without asking; what it started ends with it."""
+        ray.kill(self.actor)
+
     async def close(self, timeout_s: float = 10.0) -> None:
         """End the engine's processes: asked first, killed when that takes too long or fails."""
         try:

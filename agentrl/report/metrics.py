@@ -10,6 +10,7 @@ import numpy as np
 from ..group_statistics import pass_at_k
 from ..rollout.episode import EpisodeResult
 from ..rollout.group import Group
+from ..trajectory import Row
 
 Metrics = dict[str, float]
 
@@ -82,9 +83,9 @@ def group_metrics(trained: Sequence[Group], dropped: Sequence[Group]) -> Metrics
     }
 
 
-def staleness_metrics(trained: Sequence[Group], version: int) -> Metrics:
+def staleness_metrics(batch: Sequence[Row], version: int) -> Metrics:
     """Over the rows of a batch trained at `version`: versions behind of the oldest trained token, distinct versions in a row."""
-    rows = [row for group in trained for row in group.rows if row.loss_mask.any()]
+    rows = [row for row in batch if row.loss_mask.any()]
     if not rows:
         return {}
     behind = [version - row.oldest_version for row in rows]

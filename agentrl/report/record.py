@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..messages import Image
-from ..rollout.dispatcher import Batch
 from ..rollout.episode import EpisodeResult
-from ..rollout.group import Group
+from ..rollout.group import Batch, Group
+from ..rollout.orders import draw_id
 from ..training import TrainReport
 from ..trajectory import Row
 
@@ -47,7 +47,7 @@ def group_records(groups: Iterable[Group], step: int) -> Iterator[dict[str, Any]
 
 
 def _never_back(group: Group, sample: int) -> EpisodeResult:
-    group_id = f"{group.draw:06d}"
+    group_id = draw_id(group.draw)
     return EpisodeResult(f"{group_id}-{sample}", group_id, group.draw, sample, group.task.id, "")
 
 
@@ -85,20 +85,29 @@ def row_record(row: Row, advantage: NDArray[np.float32] | None) -> dict[str, Any
     return {
         "token_ids": row.token_ids.tolist(),
         "loss_mask": row.loss_mask.astype(int).tolist(),
-        "logprobs": np.round(row.logprobs.astype(np.float64), 7).tolist(),
+        "logprobs": exact(row.logprobs),
         "versions": row.versions.tolist(),
-        "rewards": row.rewards.astype(np.float64).tolist(),
-        "advantage": None if advantage is None else np.round(advantage.astype(np.float64), 7).tolist(),
+        "rewards": exact(row.rewards),
+        "advantage": None if advantage is None else exact(advantage),
         "images": [list(slot) for slot in row.images],
     }
+
+
+def exact(values: NDArray[np.float32]) -> list[float]:
+    """Each as the shortest decimal that is this float32 and no other."""
+    return values.astype(np.float32).astype(str).astype(np.float64).tolist()
 
 
 def message_record(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message with each picture replaced by its hash."""
     content = message.get("content")
     if isinstance(content, list):
-        content = [
-            {"type": "image", "sha256": part.sha256} if isinstance(part, Image) else {"type": "text", "text": str(part)}
-            for part in content
-        ]
+        content = [_part_record(part) for part in content]
     return {**message, "content": content}
+
+
+def _part_record(part: Any) -> Any:
+    """A part that came from a record is one already."""
+    if isinstance(part, dict):
+        return part
+    return {"type": "image", "sha256": part.sha256} if isinstance(part, Image) else {"type": "text", "text": str(part)}

@@ -1,4 +1,4 @@
-"""The folder of a run: config.toml, metrics.jsonl, rollouts/, images/, checkpoints/, final/."""
+"""The folder of a run: config.toml, metrics.jsonl, rollouts/, images/, checkpoints/, final/, status.json."""
 
 from __future__ import annotations
 
@@ -47,6 +47,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def status(self) -> Path:
+        return self.path / "status.json"
 
     @property
     def final(self) -> Path:

@@ -1,55 +1,38 @@
 """Keeps the engines busy: starts groups while there are places, collects them, hands out batches.
 
-Every scheduled episode comes out exactly once: finished or failed. The decisions are in `staleness.py`; this class does
-the waiting.
+Every scheduled episode comes out exactly once: finished or failed. What becomes of a group is decided in `ledger.py` and
+`staleness.py`; this class does the waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
 
 from ..config import Config
-from ..engine import Limits, Sampling
-from ..env import Task
-from ..errors import AgentRLError, InfrastructureError
-from ..group_statistics import keep_group
-from ..seeds import env_seed, sampling_seed
-from .episode import EpisodeOrder, EpisodeResult, failed
-from .group import Group
-from .staleness import GroupState, RolloutState, close_batch, may_dispatch
+from ..engine import Limits
+from ..errors import RunStoppedError
+from .episode import EpisodeOrder, EpisodeResult
+from .error_rate import ErrorRate
+from .group import Batch, Group
+from .ledger import GroupLedger, HeldRollouts
+from .orders import draw_order
+from .player import Player, play_once
+from .stages import PLAYED, Stages, in_words
 from .task_source import TaskSource
 from .watchdog import within
 
+SHOWN = 4
 log = logging.getLogger(__name__)
 
 
-class Player(Protocol):
-    """Plays episodes somewhere. Raises InfrastructureError when the place was lost."""
-
-    async def play(self, order: EpisodeOrder) -> EpisodeResult: ...
-
-
-class RunStoppedError(AgentRLError):
-    """The run cannot go on; the message says why."""
-
-
-@dataclass
-class Batch:
-    """Groups to train together, in order of dispatch, and the groups that ended since the last batch without training."""
-
-    groups: list[Group]
-    dropped: list[Group] = field(default_factory=list)
-
-
 class Dispatcher:
-    """One owner of the budget. `draws` bounds the task draws (None = as many as it takes), `wanted` the groups to train.
+    """One owner of the budget. Call `start`, then `next_batch` and `settle` in turns, then `stop`.
 
-    Call `start`, then `next_batch` and `settle` in turns, then `stop`.
+    `ready(engine)` returns when an episode may be sent to that engine.
     """
 
     def __init__(
@@ -58,46 +41,36 @@ class Dispatcher:
         player: Player,
         tasks: TaskSource,
         limits: Limits,
-        *,
-        draws: int | None,
-        wanted: int | None,
-        filter_groups: bool,
-        version: int = 0,
-        next_draw: int = 0,
-        reissue: Sequence[int] = (),
+        ledger: GroupLedger,
+        ready: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self.config = config
         self.player = player
         self.tasks = tasks
         self.limits = limits
-        self.draws = draws
-        self.wanted = wanted
-        self.filter_groups = filter_groups
-        self.version = version
-        self.next_draw = next_draw
-        self._reissue = sorted(reissue)
-        self._groups: dict[int, Group] = {}
-        self._training: list[Group] = []
-        self._dropped: list[Group] = []
-        self._tally: Counter[str] = Counter()
+        self.ledger = ledger
+        self._ready = ready
+        self.stages = Stages()
+        self._errors = ErrorRate(config.rollout)
         self._changed = asyncio.Event()
-        self._wake = asyncio.Event()
-        self._draining = False
-        self._out_of_tasks = False
+        self._closable = True
         self._failure: BaseException | None = None
-        self._running: set[asyncio.Task[None]] = set()
+        self._episodes: set[asyncio.Task[None]] = set()
+        self._attempts = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._admitting = asyncio.Event()
+        self._admitting.set()
         self._seats = asyncio.Semaphore(config.rollout.max_episodes or 2**31)
-        self._loop_task: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------------ what the loop calls
 
     def start(self) -> None:
         """Begin to dispatch."""
-        self._loop_task = asyncio.create_task(self._keep_dispatching())
-        self._loop_task.add_done_callback(self._note_failure)
+        self._fill()
 
     async def next_batch(self) -> Batch | None:
-        """The next batch as soon as the staleness rule lets it be closed; None when the data is used up.
+        """The next batch as soon as it can be closed; None when the data is used up.
 
         Raises what broke the dispatcher, RunStoppedError when too many episodes fail or no group passes the filter, and
         InfrastructureError when no episode ends for watchdog.fail_after. A caller that is cancelled has taken no batch.
@@ -107,194 +80,149 @@ class Dispatcher:
             self._changed.clear()
             if self._failure is not None:
                 raise self._failure
-            self._check_error_rate()
-            draws = close_batch(self._state())
-            if draws is not None:
-                return self._take(draws)
-            if self._exhausted() and not self._groups:
-                return Batch([], self._take_dropped()) if self._dropped else None
+            self._errors.check()
+            self._check_filter()
+            batch = self._take()
+            if batch is not None:
+                return batch
+            if self.ledger.over:
+                return Batch([], self.ledger.take_dropped()) if self.ledger.dropped else None
             await within(
                 self._changed.wait(), self._what_is_awaited, warn_after=watch.warn_after, fail_after=watch.fail_after
             )
 
     def settle(self, version: int) -> None:
         """The batch was trained (or skipped) and its weights are on every engine: its places are free."""
-        if self.wanted is not None:
-            self.wanted -= len(self._training)
-        self._training = []
-        self._draining = False
-        self.version = version
-        self._wake.set()
-        self._changed.set()
+        self.ledger.settle(version)
+        self.tasks.forget(self.ledger.alive())
+        self._admitting.set()
+        self._fill()
 
     async def drain(self) -> None:
-        """Start nothing new and wait until no episode runs; `settle` lets dispatching go on."""
-        self._draining = True
-        if not self._running:
-            return
+        """Start no episode and wait until none is played; `settle` lets dispatching go on. Those that wait for a seat, and
+        those that have to be played again, wait for that.
+        """
+        self.ledger.draining = True
+        self._admitting.clear()
         watch = self.config.watchdog
-        over = asyncio.wait(set(self._running))
-        await within(over, self._what_is_awaited, warn_after=watch.warn_after, fail_after=watch.fail_after)
+        await within(
+            self._quiet.wait(), self._what_is_awaited, warn_after=watch.warn_after, fail_after=watch.fail_after
+        )
 
     async def stop(self) -> None:
         """Cancel what runs; `abandon` then tells what was lost."""
-        tasks = [task for task in (*self._running, self._loop_task) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self.ledger.draining = True
+        episodes = tuple(self._episodes)
+        for episode in episodes:
+            episode.cancel()
+        await asyncio.gather(*episodes, return_exceptions=True)
+
+    def held(self) -> HeldRollouts:
+        """What a checkpoint of this moment has to keep."""
+        return replace(self.ledger.held(), source=self.tasks.state())
 
     def abandon(self) -> list[Group]:
-        """The groups that were in flight, waiting or in training, for the record of a run that ends. Those that had ended
-        without training keep their outcome; the others are cancelled.
-        """
-        for group in (*self._groups.values(), *self._training):
-            group.outcome = "cancelled"
-        left = [*self._groups.values(), *self._training, *self._dropped]
-        self._groups, self._training, self._dropped = {}, [], []
-        return left
-
-    def outstanding(self) -> list[int]:
-        """Draws that no batch has settled yet, ended ones without a record included: a resumed run issues them again, first."""
-        taken = (group.draw for group in (*self._training, *self._dropped))
-        return sorted([*self._groups, *self._reissue, *taken])
+        """The groups that no batch took, for the record of a run that ends."""
+        groups, owed = self.ledger.abandon()
+        n, version = self.config.rollout.n_samples, self.ledger.version
+        unstarted = [
+            Group(draw, task, n, version, outcome="cancelled") for draw in owed if (task := self.tasks.at(draw))
+        ]
+        return [*groups, *unstarted]
 
     @property
     def episodes_in_flight(self) -> int:
-        return len(self._running)
+        return len(self._episodes)
 
     # ------------------------------------------------------------------ dispatching
 
-    def _state(self) -> RolloutState:
-        groups = [GroupState(g.draw, g.version, g.finished) for g in self._groups.values()]
-        train = self.config.train
-        return RolloutState(
-            self.version,
-            train.batch_groups,
-            train.max_staleness,
-            groups,
-            len(self._training),
-            self.wanted,
-            self._exhausted(),
-            self._draining,
-            self.config.rollout.mask_stale_tokens,
-        )
+    def _fill(self) -> None:
+        """Start groups while there are places."""
+        while (draw := self.ledger.next_to_start()) is not None:
+            group = self.ledger.start(draw, self.tasks.at(draw))
+            if group is not None:
+                for sample in range(group.n):
+                    self._launch(group, draw_order(self.config, self.limits, draw, sample, group.task))
+        self._closable = True
+        self._changed.set()
 
-    def _exhausted(self) -> bool:
-        ended = self._out_of_tasks or (self.draws is not None and self.next_draw >= self.draws)
-        return ended and not self._reissue
+    def _launch(self, group: Group, order: EpisodeOrder) -> None:
+        episode = asyncio.create_task(self._play(group, order))
+        self._episodes.add(episode)
+        episode.add_done_callback(self._over)
 
-    async def _keep_dispatching(self) -> None:
-        while True:
-            while may_dispatch(self._state()):
-                self._dispatch()
-            if self._exhausted():
-                self._changed.set()
-            self._wake.clear()
-            await self._wake.wait()
-
-    def _dispatch(self) -> None:
-        draw = self._reissue.pop(0) if self._reissue else self.next_draw
-        task = self.tasks.at(draw)
-        if task is None:
-            self._out_of_tasks = True
-            return
-        self.next_draw = max(self.next_draw, draw + 1)
-        group = Group(draw, task, self.config.rollout.n_samples, self.version)
-        self._groups[draw] = group
-        for sample in range(group.n):
-            episode = asyncio.create_task(self._play(group, self._order(draw, task, sample)))
-            self._running.add(episode)
-            episode.add_done_callback(self._running.discard)
-            episode.add_done_callback(self._note_failure)
-
-    def _order(self, draw: int, task: Task, sample: int) -> EpisodeOrder:
-        run, rollout = self.config.run, self.config.rollout
-        group_id = f"{draw:06d}"
-        return EpisodeOrder(
-            rollout_id=f"{group_id}-{sample}",
-            group_id=group_id,
-            draw=draw,
-            sample=sample,
-            task=task,
-            env_seed=env_seed(run.seed, draw),
-            seed=sampling_seed(run.seed, draw, sample),
-            sampling=Sampling(temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens),
-            limits=self.limits,
-            engine=draw % self.config.engine.count,
-        )
+    def _over(self, episode: asyncio.Task[None]) -> None:
+        self._episodes.discard(episode)
+        if not episode.cancelled() and episode.exception() is not None:
+            self._failure = self._failure or episode.exception()
+        self._changed.set()
 
     async def _play(self, group: Group, order: EpisodeOrder) -> None:
-        async with self._seats:
-            result = await self._with_retries(order)
-        group.results.append(result)
-        self._tally["ended"] += 1
-        if result.error is not None:
-            self._tally["failed"] += 1
-            what = (result.env or "env unknown", order.task.id, order.rollout_id)
-            log.warning("%s, task %s: episode %s failed: %s", *what, result.error["traceback"])
-        if group.finished:
-            self._finish(group)
-        self._changed.set()
+        self.stages.enter(order.rollout_id, "waits for a seat (rollout.max-episodes)")
+        try:
+            async with self._seats:
+                result = await self._with_retries(order)
+        finally:
+            self.stages.leave(order.rollout_id)
+        self._errors.note(order, result)
+        if self.ledger.end(group, result):
+            self.tasks.note(group)
+            self._fill()
 
     async def _with_retries(self, order: EpisodeOrder) -> EpisodeResult:
         """Infrastructure failures are repeated from reset with the same seeds; everything else is final."""
-        for attempt in range(self.config.rollout.retries + 1):
-            try:
-                result = await self.player.play(order)
-            except InfrastructureError as error:
-                result = failed(order, error)
+        retries = self.config.rollout.retries
+        result = await self._attempt(order)
+        for attempt in range(retries):
             if not result.retryable:
                 break
-            if attempt < self.config.rollout.retries:
-                log.warning("episode %s: attempt %d lost: %s", order.rollout_id, attempt + 1, result.error)
+            log.warning("episode %s: attempt %d lost: %s", order.rollout_id, attempt + 1, result.error)
+            result = await self._attempt(order)
         return result
 
-    def _finish(self, group: Group) -> None:
-        """All members are back: the group waits for a batch, or gives its place up."""
-        limits = self.config.algo.filter.range or (None, None)
-        if not group.valid:
-            self._drop(group, "failed")
-        elif self.filter_groups and not keep_group(group.scores(), *limits):
-            self._drop(group, "filtered")
+    async def _attempt(self, order: EpisodeOrder) -> EpisodeResult:
+        await self._admitted(order)
+        self.stages.enter(order.rollout_id, PLAYED)
+        self._attempts += 1
+        self._quiet.clear()
+        try:
+            return await play_once(self.player, order)
+        finally:
+            self._attempts -= 1
+            if not self._attempts:
+                self._quiet.set()
 
-    def _drop(self, group: Group, outcome: str) -> None:
-        group.outcome = outcome
-        del self._groups[group.draw]
-        self._dropped.append(group)
-        self._wake.set()
+    async def _admitted(self, order: EpisodeOrder) -> None:
+        """The engine is there and no update is waiting for episodes to end."""
+        while True:
+            self.stages.enter(order.rollout_id, "waits for a weight update")
+            await self._admitting.wait()
+            if self._ready is not None:
+                self.stages.enter(order.rollout_id, f"waits for engine {order.engine}, which is being replaced")
+                await self._ready(order.engine)
+            if self._admitting.is_set():
+                return
 
     # ------------------------------------------------------------------ taking
 
-    def _take(self, draws: list[int]) -> Batch:
-        groups = [self._groups.pop(draw) for draw in draws]
-        for group in groups:
-            group.outcome = "trained"
-        self._training = groups
-        self._tally.clear()
-        if len(groups) < self.config.train.batch_groups:
-            log.warning("exhausted: the last batch has %d of %d groups", len(groups), self.config.train.batch_groups)
-        return Batch(groups, self._take_dropped())
+    def _take(self) -> Batch | None:
+        """The next batch. Nothing is looked at again before a group has finished or a version was published."""
+        if not self._closable:
+            return None
+        self._closable = False
+        if self.ledger.drop_stale():
+            self._fill()
+        batch = self.ledger.take()
+        if batch is None:
+            return None
+        self._errors.reset()
+        groups, wanted = len(batch.groups), self.config.train.batch_groups
+        if groups < wanted:
+            log.warning("exhausted: the last batch has %d of %d groups", groups, wanted)
+        return batch
 
-    def _take_dropped(self) -> list[Group]:
-        dropped, self._dropped = self._dropped, []
-        return dropped
-
-    # ------------------------------------------------------------------ when things go wrong
-
-    def _note_failure(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._failure = self._failure or task.exception()
-        self._changed.set()
-
-    def _check_error_rate(self) -> None:
-        rollout = self.config.rollout
-        ended, lost = self._tally["ended"], self._tally["failed"]
-        if ended >= max(8, rollout.n_samples) and lost > rollout.max_error_rate * ended:
-            raise RunStoppedError(
-                f"{lost} of the last {ended} episodes failed, more than rollout.max_error_rate = "
-                f"{rollout.max_error_rate:g} allows. The last one: {self._last_error()}"
-            )
-        filtered = sum(group.outcome == "filtered" for group in self._dropped)
+    def _check_filter(self) -> None:
+        filtered = sum(group.outcome == "filtered" for group in self.ledger.dropped)
         most = self.config.algo.filter.max_rounds * self.config.train.batch_groups
         if filtered and filtered >= most:
             raise RunStoppedError(
@@ -303,12 +231,15 @@ class Dispatcher:
                 "or pass --algo.filter.enable False."
             )
 
-    def _last_error(self) -> str:
-        groups = [*self._groups.values(), *self._dropped]
-        errors = [result.error for group in groups for result in group.results if result.error]
-        return f"{errors[-1]['class']}: {errors[-1]['message']}" if errors else "unknown"
+    def groups(self) -> list[dict[str, Any]]:
+        """Every group that holds a place and what it waits for, as plain values."""
+        waiting = [
+            self.stages.of_group(group, "finished, waits for its batch" if group.finished else "in flight")
+            for group in self.ledger.groups
+        ]
+        return [*waiting, *(self.stages.of_group(group, "in training") for group in self.ledger.training)]
 
     def _what_is_awaited(self) -> str:
-        waiting = [group for group in self._groups.values() if not group.finished]
-        shown = ", ".join(f"group {g.draw:06d} ({len(g.results)}/{g.n} episodes)" for g in waiting[:4])
+        flying = [group for group in self.groups() if group["episodes"]]
+        shown = ". ".join(in_words(group) for group in flying[:SHOWN])
         return f"a batch; in flight: {shown or 'nothing'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from ..env import Task
@@ -11,7 +12,9 @@ from .episode import EpisodeResult
 
 @dataclass
 class Group:
-    """n episodes of one draw. `version` = the engines' at dispatch; `outcome` is set once, when it is consumed."""
+    """n episodes of one draw. `version` = the engines' at dispatch; `outcome` is set once, when it is consumed;
+    `ended` = its rank among the groups that have finished; `began` = when, on the monotonic clock.
+    """
 
     draw: int
     task: Task
@@ -19,6 +22,9 @@ class Group:
     version: int
     results: list[EpisodeResult] = field(default_factory=list)
     outcome: str = ""
+    ended: int = 0
+    began: float = field(default_factory=time.monotonic, repr=False, compare=False)
+    _versions: tuple[int, int] | None = field(default=None, repr=False, compare=False)
 
     @property
     def finished(self) -> bool:
@@ -37,3 +43,25 @@ class Group:
     def scores(self) -> list[float]:
         """Raw scores of the members with a verdict, before any shaping."""
         return [float(result.score) for result in self.valid if result.score is not None]
+
+    def versions(self) -> tuple[int, int]:
+        """(oldest, newest) weight version among the trained tokens of a finished group; the dispatch's where there are none."""
+        if self._versions is None:
+            sampled = [row.versions[row.loss_mask] for row in self.rows if row.loss_mask.any()]
+            spans = [(int(versions.min()), int(versions.max())) for versions in sampled] or [
+                (self.version, self.version)
+            ]
+            self._versions = (min(low for low, _ in spans), max(high for _, high in spans))
+        return self._versions
+
+
+@dataclass
+class Batch:
+    """Groups to train together, by draw, and the groups that ended since the last batch without training."""
+
+    groups: list[Group]
+    dropped: list[Group] = field(default_factory=list)
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for group in self.groups for row in group.rows]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import Any
 
 from ..errors import AgentRLError, InfrastructureError
@@ -13,6 +14,7 @@ from .worker import RolloutWorker, WorkerSpec
 
 MAX_CONCURRENT = 4096
 CLOSE_S = 5.0
+STAGES_S = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -27,8 +29,17 @@ class WorkerPool:
         self._workers: list[Any] = [self._spawn(index) for index in range(count)]
         self._load = [0] * count
         self._abandoned = [0] * count
+        self._starting: dict[int, asyncio.Future[Any]] = {}
         self._closed = False
         self.replaced = 0
+
+    def adopt(self, index: int, engine: Any) -> None:
+        """Episodes that begin from now on use `engine` in the place of the one that had this index."""
+        engines = list(self._spec.engines)
+        engines[index] = engine
+        self._spec = replace(self._spec, engines=tuple(engines))
+        for worker in self._workers:
+            worker.set_engine.remote(index, engine)
 
     def _spawn(self, index: int) -> Any:
         import ray
@@ -53,16 +64,26 @@ class WorkerPool:
         except RayActorError as error:
             raise InfrastructureError(f"a rollout worker did not start: {error}") from error
 
+    async def stages(self) -> dict[str, str]:
+        """What each episode waits for, of the workers that answer within STAGES_S."""
+        asked = [asyncio.ensure_future(_awaited(worker.stages.remote())) for worker in self._workers]
+        done, late = await asyncio.wait(asked, timeout=STAGES_S)
+        for call in late:
+            call.cancel()
+        answers = [call.result() for call in done if call.exception() is None]
+        return {rollout_id: stage for answer in answers for rollout_id, stage in answer.items()}
+
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         """Raises InfrastructureError when the worker died or did not answer in time."""
         from ray.exceptions import RayActorError, RayTaskError
 
         index = min(range(len(self._workers)), key=lambda i: self._load[i])
-        worker = self._workers[index]
         watch = self._spec.config.watchdog
         bound = order.limits.episode_timeout_s + order.limits.call_timeout_s + watch.warn_after
         self._load[index] += 1
+        worker = self._workers[index]
         try:
+            worker = await self._started(index)
             result = await within(
                 _call(worker.play, order),
                 f"episode {order.rollout_id}",
@@ -84,6 +105,15 @@ class WorkerPool:
         self._count_abandoned(index, worker, result)
         return result
 
+    async def _started(self, index: int) -> Any:
+        """The worker of this place; one that replaced another is waited for, which does not count as the episode's time."""
+        watch = self._spec.config.watchdog
+        while index in self._starting:
+            what = f"rollout worker {index} to start"
+            starting = asyncio.shield(self._starting[index])
+            await within(starting, what, warn_after=watch.warn_after, fail_after=watch.fail_after)
+        return self._workers[index]
+
     def _count_abandoned(self, index: int, worker: Any, result: EpisodeResult) -> None:
         self._abandoned[index] += int(result.metrics.get("errors/abandoned_threads", 0))
         if self._abandoned[index] > self._spec.config.rollout.max_abandoned:
@@ -100,6 +130,16 @@ class WorkerPool:
         self._abandoned[index] = 0
         self._workers[index] = self._spawn(index)
         self.replaced += 1
+        starting = asyncio.ensure_future(_awaited(self._workers[index].ready.remote()))
+        self._starting[index] = starting
+        starting.add_done_callback(lambda done: self._is_up(index, done))
+
+    def _is_up(self, index: int, starting: asyncio.Future[Any]) -> None:
+        """Those that wait see how it went."""
+        if self._starting.get(index) is starting:
+            del self._starting[index]
+        if not starting.cancelled():
+            starting.exception()
 
     def close(self) -> None:
         """End every worker's process; none is replaced any more."""

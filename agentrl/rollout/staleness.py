@@ -1,28 +1,41 @@
 """Who may start and what may be trained, as functions of plain values.
 
-A group holds one of `(max_staleness + 1) * batch_groups` places from its dispatch until the weights of the update it was
-trained in are on every engine, or until it fails or is filtered. Giving the place back when the batch is taken would break
-the staleness bound.
+A group holds one of `places` from its dispatch until the weights of the update it was trained in are on every engine, or
+until it fails, is filtered or is dropped. Giving the place back when the batch is taken would break the staleness bound.
+
+With `(max_staleness + 1) * batch_groups` places and strict order nothing ever gets too old: a group with p others before
+it is trained p // batch_groups versions later, and p < places. So for every j = 0..max_staleness, of the groups that a
+batch leaves over at most j * batch_groups have an age (versions since dispatch) of max_staleness - j or more. First-done
+order, over-sampling and the masking of stale tokens give that up; a group that gets too old then is dropped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+Order = Literal["in_order", "first_done"]
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """A group that holds a place and is not being trained. `version` = the engines' at its dispatch."""
+    """A group that holds a place and is not being trained.
+
+    `version` = the engines' at its dispatch; of a finished group that of its oldest token, which counts against the
+    bound (with masking of stale tokens: of its newest). `ended` = its rank among the finished.
+    """
 
     draw: int
     version: int
     finished: bool
+    ended: int = 0
 
 
 @dataclass(frozen=True)
 class RolloutState:
-    """All that the decisions look at. `groups` are in order of dispatch; `training` counts groups of the batch being trained;
+    """All that the decisions look at. `groups` are by draw; `training` counts groups of the batch being trained;
     `wanted` = groups the run still has to train, those included (None = no end). `masked` = the trainer leaves out tokens
     that are too old, so no batch is held back for them.
     """
@@ -35,36 +48,49 @@ class RolloutState:
     wanted: int | None = None
     exhausted: bool = False
     draining: bool = False
+    order: Order = "in_order"
+    oversample: float = 1.0
     masked: bool = False
 
     @property
     def places(self) -> int:
-        places = (self.max_staleness + 1) * self.batch_groups
-        return places if self.wanted is None else min(places, self.wanted)
+        return places(self.batch_groups, self.max_staleness, self.wanted, self.oversample)
+
+
+def places(batch_groups: int, max_staleness: int, wanted: int | None = None, oversample: float = 1.0) -> int:
+    """Groups that may be in flight, waiting or in training at once."""
+    most = (max_staleness + 1) * batch_groups
+    most = most if wanted is None else min(most, wanted)
+    return math.ceil(round(oversample * most, 6))
 
 
 def may_dispatch(state: RolloutState) -> bool:
-    """Whether one more group may start now."""
-    held = len(state.groups) + state.training
-    return not state.exhausted and not state.draining and held < state.places
+    """Whether one more group may start now. A synchronous run starts nothing between taking and publishing."""
+    if state.exhausted or state.draining or (state.max_staleness == 0 and state.training):
+        return False
+    return len(state.groups) + state.training < state.places
+
+
+def too_old(state: RolloutState) -> list[int]:
+    """Draws of the finished groups that may not be trained any more."""
+    return [g.draw for g in state.groups if g.finished and state.version - g.version > state.max_staleness]
 
 
 def close_batch(state: RolloutState) -> list[int] | None:
-    """Draws of the next batch, oldest dispatch first; None = wait.
+    """Draws of the next batch; None = wait. Groups that are `too_old` must have been dropped.
 
-    The batch is closed only if what it leaves can still be trained in time: with age = versions since dispatch, for every
-    j = 0..max_staleness at most j * batch_groups of the groups left over have age >= max_staleness - j. A short batch is
-    closed when the data is used up and nothing is in flight.
+    In order: the oldest draws that hold places, when all of them are finished; where stale tokens are masked, the oldest
+    of those that are. First done: the first to have finished. A short batch is closed when the data is used up and nothing
+    is in flight.
     """
-    finished = [group for group in state.groups if group.finished]
-    if len(finished) < state.batch_groups:
-        last = state.exhausted and len(finished) == len(state.groups)
-        return [group.draw for group in finished] if last and finished else None
-    batch = {group.draw for group in finished[: state.batch_groups]}
-    if state.masked:
-        return sorted(batch)
-    left = [state.version - group.version for group in state.groups if group.draw not in batch]
-    for j in range(state.max_staleness + 1):
-        if sum(age >= state.max_staleness - j for age in left) > j * state.batch_groups:
-            return None
-    return sorted(batch)
+    candidates = [
+        group for group in state.groups if group.finished or not (state.masked or state.order == "first_done")
+    ]
+    if state.order == "first_done":
+        candidates.sort(key=lambda group: group.ended)
+    batch = candidates[: state.batch_groups]
+    if len(batch) < state.batch_groups:
+        batch = list(state.groups) if state.exhausted else []
+    if not batch or not all(group.finished for group in batch):
+        return None
+    return sorted(group.draw for group in batch)

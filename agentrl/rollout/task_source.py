@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..env import Task
 from ..errors import DataError
 from ..seeds import derive
+from .group import Group
 
 
 class TaskSource:
@@ -39,8 +41,26 @@ class TaskSource:
         if self._sequence is None:
             self._seen.extend(itertools.islice(self._stream, max(0, draw + 1 - len(self._seen))))
             return self._seen[draw] if draw < len(self._seen) else None
-        round_, place = divmod(draw, len(self._sequence))
-        return self._sequence[int(self._order(round_)[place]) if self._shuffle else place]
+        return self._sequence[self._index(draw)]
+
+    def _index(self, position: int) -> int:
+        """Which task stands at a position of the passes, counted over all of them."""
+        assert self._sequence is not None
+        round_, place = divmod(position, len(self._sequence))
+        return int(self._order(round_)[place]) if self._shuffle else place
+
+    def note(self, group: Group) -> None:
+        """A group of one of the draws has finished."""
+
+    def forget(self, alive: Collection[int]) -> None:
+        """No other draws than these will be asked for again, new ones left aside."""
+
+    def state(self) -> dict[str, Any] | None:
+        """What a checkpoint keeps besides the number of draws; None = nothing."""
+        return None
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Go on from what `state` gave."""
 
     def _order(self, round_: int) -> np.ndarray:
         if round_ not in self._orders:

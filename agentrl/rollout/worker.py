@@ -38,11 +38,12 @@ class EpisodePlayer:
         images: ImageStore | None = None,
         env: str = "data",
     ) -> None:
-        self.engines = engines
+        self.engines = list(engines)
         self.renderer = renderer
         self.executor = executor
         self.images = images
         self.env = env
+        self._playing: dict[str, RolloutContext] = {}
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         ctx = RolloutContext(
@@ -59,8 +60,16 @@ class EpisodePlayer:
             training=order.training,
         )
         began = time.monotonic()
-        trajectory = await play(self.executor, order.task, ctx)
+        self._playing[order.rollout_id] = ctx
+        try:
+            trajectory = await play(self.executor, order.task, ctx)
+        finally:
+            self._playing.pop(order.rollout_id, None)
         return result_of(order, trajectory, time.monotonic() - began)
+
+    async def stages(self) -> dict[str, str]:
+        """What each episode that is played here waits for, by rollout id."""
+        return {rollout_id: ctx.stage for rollout_id, ctx in self._playing.items()}
 
 
 class RolloutWorker(EpisodePlayer):
@@ -75,6 +84,10 @@ class RolloutWorker(EpisodePlayer):
             ImageStore(spec.image_dir),
             spec.config.env.name or "data",
         )
+
+    async def set_engine(self, index: int, engine: Any) -> None:
+        """Another engine in the place of a lost one."""
+        self.engines[index] = engine
 
     async def ready(self) -> bool:
         """Answers once the worker can play."""

@@ -39,6 +39,10 @@ def test_the_defaults_pass() -> None:
         ({"algo": {"correction_range": (3.0, 2.0)}}, "algo.correction-range 3 2"),
         ({"algo": {"correction": "none"}}, "allow-uncorrected"),
         ({"train": {"max_staleness": 0}, "rollout": {"partial": True}}, "rollout.partial"),
+        ({"rollout": {"order": "first_done"}}, "rollout.order first_done needs --train.stale drop"),
+        ({"rollout": {"oversample": 1.5}}, "rollout.oversample 1.5 needs --train.stale drop"),
+        ({"run": {"replay": "nowhere"}}, "--replay nowhere: there are no step_"),
+        ({"run": {"replay": "nowhere"}, "eval": {"every": 2}}, "eval.every is not used with --replay"),
         ({"train": {"batch_groups": 3, "updates_per_batch": 5}}, "updates-per-batch 5"),
         ({"parallel": {"ranks": 200}}, "parallel.ranks 200"),
         ({"train": {"micro_batch_tokens": 100}}, "micro-batch-tokens 100.*--rollout.max-len 4096"),
@@ -103,6 +107,7 @@ def test_what_cannot_be_is_refused_and_named(sections: dict[str, Any], said: str
 def test_options_that_are_used_pass() -> None:
     check(algo={"filter": {"range": (0.1, 0.9)}}, filters=True)
     check(algo={"correction": "tis", "correction_range": (0.0, 2.0)}, train={"max_staleness": 0})
+    check(rollout={"order": "first_done", "oversample": 1.5, "mask_stale_tokens": True}, train={"stale": "drop"})
     check(algo={"name": "cispo", "clip": (1.0, 0.3)}, grouped=True)
     check(lora={"rank": 8, "alpha": 8, "targets": "all-linear"})
     check(parallel={"offload_optimizer": True, "offload_params": True, "zero_stage": 3})

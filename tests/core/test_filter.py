@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl import GenerationRequest, Reply
-from agentrl.rollout.dispatcher import RunStoppedError
+from agentrl.errors import RunStoppedError
 from agentrl.training import TrainReport
 
 from .test_loop import make_loop, records, tasks

@@ -27,13 +27,18 @@ from agentrl import (
 from agentrl.checkpoint import Checkpoints, RunState, read_state
 from agentrl.config import Config
 from agentrl.engines.fleet import EngineFleet
+from agentrl.errors import RunStoppedError
+from agentrl.evaluation import BackgroundEvaluation
 from agentrl.loop import Loop
+from agentrl.report.read_record import read_held
 from agentrl.report.run_folder import RunFolder
-from agentrl.rollout.dispatcher import Dispatcher, RunStoppedError
+from agentrl.rollout.dispatcher import Dispatcher
+from agentrl.rollout.ledger import GroupLedger, signal_filter
 from agentrl.rollout.task_source import TaskSource
 from agentrl.rollout.worker import EpisodePlayer
 from agentrl.training import TrainReport
 from agentrl.trajectory import Row
+from agentrl.weight_sync import WeightSync
 
 WORDS = {"<pad>": 0, "<end>": 1, "go": 2, "a": 3, "b": 4}
 
@@ -111,13 +116,14 @@ def make_loop(
     folder: Path,
     tasks: list[Task],
     *,
-    state: RunState | None = None,
+    resume: Path | None = None,
+    evaluator: Any = None,
     script: Any = reply,
     more: dict[str, Any] | None = None,
     filter_groups: bool = False,
     **train: Any,
 ) -> tuple[Loop, Counting, ScriptedEngine]:
-    state = state or RunState()
+    state = RunState() if resume is None else read_state(resume)
     sections = {
         "train": {"batch_groups": 2, "max_staleness": 1} | train,
         "rollout": {"n_samples": 3, "sampler": "in_order"},
@@ -127,28 +133,38 @@ def make_loop(
     engine = ScriptedEngine(script, state.version)
     player = EpisodePlayer([engine], Renderer(tokenizer()), MultiTurnExecutor(Guess, "guess"), env="guess")
     steps = config.train.steps
-    dispatcher = Dispatcher(
+    ledger = GroupLedger(
         config,
-        player,
-        TaskSource(tasks, seed=0, shuffle=False),
-        Limits(max_turns=4, max_new_tokens=4, max_len=64),
         draws=len(tasks) if steps is None else None,
         wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
-        filter_groups=filter_groups,
+        keep=signal_filter(config) if filter_groups else lambda group: True,
         version=state.version,
-        next_draw=state.next_draw,
-        reissue=state.outstanding,
+        held=None if resume is None else read_held(resume, state.next_draw, state.reissue),
     )
+    limits = Limits(max_turns=4, max_new_tokens=4, max_len=64)
     trainer = Counting()
     loop = Loop(
-        config, dispatcher, trainer, EngineFleet([engine]), None, Checkpoints(folder / "checkpoints", 2),
-        RunFolder(folder), Silent(), steps, state.step, state.version,
-    )  # fmt: skip
+        config,
+        Dispatcher(config, player, TaskSource(tasks, seed=0, shuffle=False), limits, ledger),
+        WeightSync(config, trainer, EngineFleet([engine]), state.version),
+        BackgroundEvaluation(evaluator),
+        Checkpoints(folder / "checkpoints", 2),
+        RunFolder(folder),
+        Silent(),
+        steps,
+        state,
+    )
     return loop, trainer, engine
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for path in sorted((folder / "rollouts").glob("*.jsonl")) for line in path.open()]
+
+
+def kept_draws(dispatcher: Dispatcher) -> list[int]:
+    """Draws that a checkpoint of this moment would keep."""
+    held = dispatcher.held()
+    return sorted([*held.reissue, *(group.draw for group in held.groups)])
 
 
 def tasks(n: int, broken: tuple[int, ...] = ()) -> list[Task]:
@@ -167,7 +183,7 @@ async def test_every_draw_is_trained_once_and_never_too_stale(tmp_path: Path, st
     metrics = [json.loads(line) for line in loop.folder.metrics.open()]
     assert [record["step"] for record in metrics] == [1, 2, 3, 4, 5]
     assert max(record["staleness/max"] for record in metrics) <= staleness
-    assert engine.version == 5 and loop.version == 5
+    assert engine.version == 5 and loop.sync.version == 5
 
 
 async def test_what_is_trained_is_what_the_engine_sampled(tmp_path: Path) -> None:
@@ -190,7 +206,7 @@ async def test_a_fixed_number_of_steps_starts_no_group_too_many(tmp_path: Path) 
     loop, trainer, _ = make_loop(tmp_path, tasks(50), steps=3)
     await loop.run()
     assert len(trainer.batches) == 3
-    assert loop.dispatcher.next_draw == 6
+    assert loop.dispatcher.ledger.next_draw == 6
     assert [path.stem for path in sorted((tmp_path / "rollouts").iterdir())] == [f"step_{i:06d}" for i in (1, 2, 3)]
 
 
@@ -217,10 +233,10 @@ async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path)
     await whole.run()
     first, before, _ = make_loop(tmp_path / "cut", tasks(12), max_staleness=0, steps=3)
     await first.run()
-    state = read_state(first.checkpoints.find("latest"))
-    assert state == RunState(step=3, version=3, next_draw=6, outstanding=())
-    second, after, engine = make_loop(tmp_path / "cut", tasks(12), state=state, max_staleness=0)
-    await second.restore(first.checkpoints.find("latest"))
+    checkpoint = first.checkpoints.find("latest")
+    assert read_state(checkpoint) == RunState(step=3, version=3, next_draw=6)
+    second, after, engine = make_loop(tmp_path / "cut", tasks(12), resume=checkpoint, max_staleness=0)
+    await second.restore(checkpoint)
     await second.run()
     assert engine.calls[0] == ("pause", "keep")
     ids = [[row.rollout_id for row in rows] for rows in [*before.batches, *after.batches]]
@@ -238,10 +254,10 @@ async def test_cancelling_finishes_the_step_and_owes_the_rest(tmp_path: Path) ->
         await run
     await loop.dispatcher.stop()
     assert loop.resumable
-    owed = loop.dispatcher.outstanding()
+    owed = kept_draws(loop.dispatcher)
     loop.record_unfinished()
     seen = {record["draw"] for record in records(tmp_path)}
-    assert seen == set(range(loop.dispatcher.next_draw)) and set(owed) <= seen
+    assert seen == set(range(loop.dispatcher.ledger.next_draw)) and set(owed) <= seen
 
 
 async def test_an_engine_is_never_left_paused(tmp_path: Path) -> None:
@@ -295,26 +311,25 @@ async def test_a_batch_of_a_cancelled_wait_is_still_there(tmp_path: Path) -> Non
     """Cancelled in the very moment in which the last episode ends: the groups are owed, not lost."""
     loop, _, _ = make_loop(tmp_path, tasks(40))
     dispatcher = loop.dispatcher
-    finish, waiting = dispatcher._finish, asyncio.ensure_future(dispatcher.next_batch())
+    fill, waiting = dispatcher._fill, asyncio.ensure_future(dispatcher.next_batch())
 
-    def finish_and_cancel(group: Any) -> None:
-        finish(group)
-        if sum(one.finished for one in dispatcher._groups.values()) == 2:
+    def fill_and_cancel() -> None:
+        fill()
+        if sum(group.finished for group in dispatcher.ledger.groups) == 2:
             asyncio.get_running_loop().call_soon(waiting.cancel)
 
-    dispatcher._finish = finish_and_cancel  # type: ignore[method-assign]
+    dispatcher._fill = fill_and_cancel  # type: ignore[method-assign]
     dispatcher.start()
     await asyncio.wait([waiting])
     await dispatcher.stop()
-    assert dispatcher.outstanding() == list(range(dispatcher.next_draw))
+    assert kept_draws(dispatcher) == list(range(dispatcher.ledger.next_draw))
 
 
 async def test_ended_groups_without_a_record_are_owed_and_keep_their_outcome(tmp_path: Path) -> None:
     loop, _, _ = make_loop(tmp_path, tasks(4, broken=(0, 1, 2, 3)), max_staleness=0, batch_groups=4)
     loop.dispatcher.start()
-    await asyncio.sleep(0)
-    await asyncio.wait(set(loop.dispatcher._running))
-    assert loop.dispatcher.outstanding() == [0, 1, 2, 3]
+    await asyncio.wait(set(loop.dispatcher._episodes))
+    assert kept_draws(loop.dispatcher) == [0, 1, 2, 3]
     await loop.dispatcher.stop()
     loop.record_unfinished()
     assert {record["outcome"] for record in records(tmp_path)} == {"failed"}

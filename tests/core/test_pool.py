@@ -21,10 +21,10 @@ class Silent:
     """A worker whose episodes end only when they are cancelled."""
 
     def __init__(self) -> None:
-        self.play = self
+        self.play = self.ready = self
         self.calls: list[asyncio.Future[Any]] = []
 
-    def remote(self, order: EpisodeOrder) -> asyncio.Future[Any]:
+    def remote(self, order: EpisodeOrder | None = None) -> asyncio.Future[Any]:
         self.calls.append(asyncio.get_running_loop().create_future())
         return self.calls[-1]
 
@@ -73,3 +73,18 @@ async def test_a_closed_pool_replaces_nobody(killed: list[Any]) -> None:
     with pytest.raises(InfrastructureError):
         await playing
     assert len(killed) == 1 and pool.replaced == 0
+
+
+async def test_the_start_of_a_new_worker_is_not_the_time_of_an_episode(killed: list[Any]) -> None:
+    """It may take longer than an episode is allowed to."""
+    pool = make_pool()
+    with pytest.raises(InfrastructureError):
+        await pool.play(ORDER)
+    playing = asyncio.ensure_future(pool.play(ORDER))
+    await asyncio.sleep(0.2)
+    assert pool.replaced == 1 and not playing.done()
+    started = pool._workers[0].calls[0]
+    started.set_result(True)
+    with pytest.raises(InfrastructureError, match="episode r"):
+        await playing
+    assert pool.replaced == 2

@@ -16,6 +16,7 @@ from agentrl.report.metrics import (
     pass_at_k,
     staleness_metrics,
 )
+from agentrl.rollout.group import Batch
 
 from .builders import episode, group, row
 
@@ -96,7 +97,8 @@ def test_groups_are_counted_by_what_became_of_them() -> None:
 
 def test_staleness_is_that_of_the_oldest_trained_token_of_each_row() -> None:
     rows = [row(versions=[3, 4, 5]), row(version=5)]
-    found = staleness_metrics([group(episode(rows=rows), episode(None, rows=[row(version=0)], sample=1))], 5)
+    unjudged = episode(None, rows=[row(version=0)], sample=1)
+    found = staleness_metrics(Batch([group(episode(rows=rows), unjudged)]).rows, 5)
     assert found == {
         "staleness/mean": 1.0,
         "staleness/max": 2.0,
@@ -107,7 +109,7 @@ def test_staleness_is_that_of_the_oldest_trained_token_of_each_row() -> None:
 
 def test_staleness_of_nothing_trained_is_left_out() -> None:
     assert staleness_metrics([], 5) == {}
-    assert staleness_metrics([group(episode(rows=[row(0)]))], 5) == {}
+    assert staleness_metrics([row(0)], 5) == {}
 
 
 def test_evaluation_is_per_task_then_over_tasks() -> None:

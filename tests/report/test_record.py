@@ -9,7 +9,7 @@ from PIL import Image as PILImage
 
 from agentrl.messages import Image, Text
 from agentrl.report.record import batch_records, episode_record, group_records, message_record, row_record
-from agentrl.rollout.dispatcher import Batch
+from agentrl.rollout.group import Batch
 from agentrl.training import TrainReport
 
 from .builders import episode, group, row

@@ -1,0 +1,90 @@
+"""Recorded episodes back as values: the inverse of `record.py`, exact in everything that is trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..env import Task
+from ..errors import DataError
+from ..rollout.episode import EpisodeResult
+from ..rollout.group import Group
+from ..rollout.ledger import HeldRollouts
+from ..trajectory import Row
+from .record import JSON_LINES, episode_record, json_line
+
+HELD = "rollouts.jsonl"
+
+
+def read_episode(record: Mapping[str, Any]) -> EpisodeResult:
+    """The episode of one line."""
+    return EpisodeResult(
+        rollout_id=record["rollout_id"],
+        group_id=record["group_id"],
+        draw=record["draw"],
+        sample=record["sample"],
+        task_id=record["task_id"],
+        env=record["env"],
+        rows=[_read_row(row, record) for row in record["rows"]],
+        messages=record["messages"],
+        total_reward=record["total_reward"],
+        score=record["score"],
+        truncated=record["truncated"],
+        finish_reason=record["finish_reason"],
+        metrics=record["metrics"],
+        error=record["error"],
+        turns=record["turns"],
+    )
+
+
+def _read_row(row: Mapping[str, Any], record: Mapping[str, Any]) -> Row:
+    return Row(
+        token_ids=np.array(row["token_ids"], np.int32),
+        loss_mask=np.array(row["loss_mask"], np.bool_),
+        logprobs=np.array(row["logprobs"], np.float32),
+        versions=np.array(row["versions"], np.int32),
+        rewards=np.array(row["rewards"], np.float32),
+        images=[(sha, start, count) for sha, start, count in row["images"]],
+        rollout_id=record["rollout_id"],
+        group_id=record["group_id"],
+        task_id=record["task_id"],
+        env=record["env"],
+        total_reward=record["total_reward"],
+        score=record["score"],
+        truncated=record["truncated"],
+        finish_reason=record["finish_reason"],
+    )
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file, one a line. Raises DataError with the number of a line that is none."""
+    with path.open(**JSON_LINES) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{path}, line {number} is not a record: {error}") from error
+
+
+def write_held(folder: Path, held: HeldRollouts) -> None:
+    """The groups a checkpoint keeps, one episode a line."""
+    with (folder / HELD).open("w", **JSON_LINES) as file:
+        for group in held.groups:
+            for result in group.results:
+                record = episode_record(result, step=0, outcome=group.outcome)
+                file.write(json_line({**record, "n": group.n, "version": group.version}))
+
+
+def read_held(folder: Path, next_draw: int, reissue: Iterable[int]) -> HeldRollouts:
+    """What `write_held` wrote. The tasks of the groups have only their ids: nothing of them is played again."""
+    groups: list[Group] = []
+    for record in read_lines(folder / HELD) if (folder / HELD).is_file() else ():
+        if not groups or groups[-1].draw != record["draw"] or groups[-1].finished:
+            task = Task(record["task_id"])
+            groups.append(Group(record["draw"], task, record["n"], record["version"], outcome=record["outcome"]))
+        groups[-1].results.append(read_episode(record))
+    return HeldRollouts(next_draw, tuple(reissue), tuple(groups))

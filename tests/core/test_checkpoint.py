@@ -1,0 +1,119 @@
+"""Checkpoints on disk: whatever fails and whenever, what was complete can be loaded; what is pruned, and what is not."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.checkpoint import Checkpoints, RunState, read_state
+from agentrl.errors import ConfigError, RunStoppedError
+
+
+def save(checkpoints: Checkpoints, step: int, weights: str = "w", **state: Any) -> Path:
+    async def write(folder: Path) -> None:
+        (folder / "trainer").mkdir()
+        (folder / "trainer" / "weights").write_text(weights)
+
+    return asyncio.run(checkpoints.save(RunState(step, **state), write))
+
+
+def names(checkpoints: Checkpoints) -> list[str]:
+    return [path.name for path in checkpoints.complete()]
+
+
+def test_the_last_ones_stay_by_step_and_not_by_name(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 2)
+    for step in (8, 9, 10, 11):
+        save(checkpoints, step)
+    assert names(checkpoints) == ["step_000010", "step_000011"]
+    assert checkpoints.find("latest").name == "step_000011"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000010", "step_000011"]
+
+
+def test_the_best_and_the_pinned_stay_besides(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    save(checkpoints, 1, best=0.5, best_step=1)
+    (save(checkpoints, 2, best=0.5, best_step=1) / "pinned").touch()
+    for step in (3, 4):
+        save(checkpoints, step, best=0.5, best_step=1)
+    assert names(checkpoints) == ["step_000001", "step_000002", "step_000004"]
+    assert checkpoints.find("best").name == "step_000001"
+    save(checkpoints, 5, best=0.7, best_step=5)
+    assert names(checkpoints) == ["step_000002", "step_000005"]
+    assert checkpoints.find("best").name == "step_000005"
+
+
+def test_the_state_comes_back(tmp_path: Path) -> None:
+    state = {"version": 4, "next_draw": 9, "reissue": (3, 7), "evaluated": 5, "best": 0.25, "best_step": 2}
+    folder = save(Checkpoints(tmp_path, 2), 5, **state)
+    assert read_state(folder) == RunState(5, **state)
+
+
+def test_a_full_disk_is_loud_and_leaves_what_was_there(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    save(checkpoints, 1)
+
+    async def write(folder: Path) -> None:
+        (folder / "weights").write_text("half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(
+        RunStoppedError, match=r"step 2 could not be saved: OSError.*No space left.*step_000001 is whole"
+    ):
+        asyncio.run(checkpoints.save(RunState(2), write))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
+    assert checkpoints.find("latest").name == "step_000001"
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_a_crash_at_any_moment_of_saving_a_step_again_leaves_one_to_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """Every change of the folder is a moment at which the process may die: nothing after it happens."""
+    checkpoints = Checkpoints(tmp_path, 1)
+    save(checkpoints, 1, "old")
+    save(checkpoints, 2, "old")
+    seen = -1
+
+    def dying(real: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*arguments: Any, **options: Any) -> Any:
+            nonlocal seen
+            seen += 1
+            if seen >= call:
+                raise KeyboardInterrupt
+            return real(*arguments, **options)
+
+        return change
+
+    for module, name in ((os, "replace"), (shutil, "rmtree"), (os, "fsync")):
+        monkeypatch.setattr(module, name, dying(getattr(module, name)))
+    try:
+        save(checkpoints, 2, "new")
+    except KeyboardInterrupt:
+        pass
+    else:
+        assert seen < call
+    monkeypatch.undo()
+    found = Checkpoints(tmp_path, 1).find("latest")
+    assert read_state(found).step == 2
+    assert (found / "trainer" / "weights").read_text() in ("old", "new")
+    save(checkpoints, 2, "newest")
+    assert (checkpoints.find("latest") / "trainer" / "weights").read_text() == "newest"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000002"]
+
+
+def test_half_a_checkpoint_is_not_found(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    (tmp_path / "step_000003.part").mkdir()
+    with pytest.raises(ConfigError, match="no checkpoint"):
+        checkpoints.find("latest")
+    with pytest.raises(ConfigError, match="not the folder of a checkpoint"):
+        checkpoints.find(str(tmp_path / "step_000003"))
+    assert checkpoints.complete() == []

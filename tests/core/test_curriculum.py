@@ -1,0 +1,80 @@
+"""Tasks by pass rate and the retiring of solved ones, through a checkpoint and back."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from agentrl import ConfigError, Task
+from agentrl.rollout.curriculum import Curriculum
+from agentrl.rollout.group import Group
+
+from ..report.builders import episode
+
+
+def source(n: int = 4, *, by_pass_rate: bool = False, retire_after: int = 0, shuffle: bool = False) -> Curriculum:
+    tasks = [Task(str(i)) for i in range(n)]
+    return Curriculum(tasks, seed=3, shuffle=shuffle, by_pass_rate=by_pass_rate, retire_after=retire_after)
+
+
+def played(tasks: Curriculum, draw: int, *scores: float) -> str:
+    """The id of the draw's task, whose group then ends with these scores."""
+    task = tasks.at(draw)
+    assert task is not None
+    tasks.note(Group(draw, task, len(scores), 0, [episode(s, sample=i) for i, s in enumerate(scores)]))
+    return task.id
+
+
+def again(tasks: Curriculum, **options: bool | int) -> Curriculum:
+    """The same source after a resume, through JSON."""
+    resumed = source(**options)  # type: ignore[arg-type]
+    resumed.restore(json.loads(json.dumps(tasks.state())))
+    return resumed
+
+
+def test_a_task_that_is_always_solved_is_left_out_in_the_next_passes() -> None:
+    tasks = source(retire_after=2)
+    ids = [played(tasks, draw, *((1.0, 1.0) if draw % 4 == 1 else (0.0, 1.0))) for draw in range(8)]
+    assert ids == ["0", "1", "2", "3"] * 2
+    assert [played(tasks, draw, 0.0) for draw in range(8, 14)] == ["0", "2", "3"] * 2
+
+
+def test_a_failure_begins_the_count_anew_and_no_verdict_says_nothing_good() -> None:
+    tasks = source(1, retire_after=2)
+    for draw, scores in enumerate([(1.0,), (0.0,), (1.0,), ()]):
+        played(tasks, draw, *scores)
+    assert tasks.at(4) is not None
+    for draw in (5, 6):
+        played(tasks, draw, 1.0)
+    assert tasks.at(7) is None
+
+
+def test_a_draw_keeps_its_task_whatever_is_learned_and_after_a_resume() -> None:
+    options = {"by_pass_rate": True, "retire_after": 1}
+    tasks = source(**options)
+    first = [tasks.at(draw) for draw in range(6)]
+    for draw in range(3):
+        played(tasks, draw, 1.0, 1.0)
+    assert [tasks.at(draw) for draw in range(6)] == first
+    resumed = again(tasks, **options)
+    resumed.forget({4, 5})
+    assert [resumed.at(draw) for draw in (4, 5)] == first[4:]
+    tasks.forget({4, 5})
+    assert [resumed.at(draw) for draw in range(6, 30)] == [tasks.at(draw) for draw in range(6, 30)]
+
+
+def test_tasks_of_middling_difficulty_come_most_often() -> None:
+    tasks = source(3, by_pass_rate=True)
+    for draw in range(300):
+        index = int(tasks.at(draw).id)  # type: ignore[union-attr]
+        scores = {0: (1.0,) * 4, 1: (0.0, 1.0, 0.0, 1.0), 2: (0.0,) * 4}[index]
+        played(tasks, draw, *scores)
+    counts = Counter(tasks.at(draw).id for draw in range(100, 300))  # type: ignore[union-attr]
+    assert counts["1"] > 5 * max(counts["0"], counts["2"])
+
+
+def test_a_stream_has_no_pass_rates() -> None:
+    with pytest.raises(ConfigError, match="retire-after"):
+        Curriculum(iter([Task("a")]), seed=0, shuffle=False, by_pass_rate=False, retire_after=1)

@@ -1,0 +1,162 @@
+"""Engines that are lost: who is replaced, what waits for it, and what weights the new one gets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from agentrl import Limits, Reply, Sampling, ScriptedEngine, Task
+from agentrl.config import Config
+from agentrl.engine import Health
+from agentrl.engines.fleet import EngineFleet
+from agentrl.engines.keeper import EngineKeeper, KeptPlayer
+from agentrl.errors import EngineError, RunStoppedError
+from agentrl.rollout.episode import EpisodeOrder, EpisodeResult, failed
+from agentrl.weight_sync import WeightSync
+
+
+class Mortal(ScriptedEngine):
+    """An engine that can die: then every call fails and it is not healthy."""
+
+    def __init__(self, version: int = 0) -> None:
+        super().__init__(lambda request: Reply([1]), version)
+        self.dead = False
+
+    async def pause(self, mode: Any) -> None:
+        self._live()
+        await super().pause(mode)
+
+    async def update_weights(self, source: Any, version: int) -> None:
+        self._live()
+        await super().update_weights(source, version)
+
+    async def resume(self) -> None:
+        self._live()
+        await super().resume()
+
+    async def health(self) -> Health:
+        return Health(not self.dead, self.version)
+
+    def _live(self) -> None:
+        if self.dead:
+            raise EngineError("gone")
+
+
+class Weights:
+    """A trainer that only publishes."""
+
+    def __init__(self) -> None:
+        self.published: list[int] = []
+
+    async def publish(self, version: int) -> int:
+        self.published.append(version)
+        return version
+
+    async def release(self, source: Any) -> None:
+        pass
+
+
+class Parts:
+    def __init__(self, most: int = 3) -> None:
+        self.fleet = EngineFleet([Mortal(4), Mortal(4)])
+        self.trainer = Weights()
+        self.sync = WeightSync(Config(), self.trainer, self.fleet, 4)  # type: ignore[arg-type]
+        self.spawned: list[Mortal] = []
+        self.keeper = EngineKeeper(self.fleet, self.respawn, self.sync.give, most)
+
+    async def respawn(self, index: int) -> Mortal:
+        await asyncio.sleep(0)
+        self.spawned.append(Mortal(0))
+        return self.spawned[-1]
+
+    def kill(self, index: int) -> None:
+        self.fleet.engines[index].dead = True  # type: ignore[attr-defined]
+
+
+def order(engine: int, training: bool = True) -> EpisodeOrder:
+    return EpisodeOrder("r", "g", 0, 0, Task("t"), 0, 0, Sampling(), Limits(), engine, training)
+
+
+class Losing:
+    """Every episode loses its engine."""
+
+    async def play(self, order: EpisodeOrder) -> EpisodeResult:
+        return failed(order, EngineError("no answer"))
+
+
+async def test_a_dead_engine_is_replaced_once_and_serves_the_current_weights() -> None:
+    parts = Parts()
+    player = KeptPlayer(Losing(), parts.keeper)
+    parts.kill(1)
+    await asyncio.gather(*(player.play(order(1)) for _ in range(5)), player.play(order(0)))
+    await parts.keeper.ready(1)
+    (new,) = parts.spawned
+    assert parts.fleet.engines[1] is new and new.version == 4 and not parts.fleet.out
+    assert [call[0] for call in new.calls] == ["pause", "update_weights", "resume"]
+    await parts.sync.publish(5)
+    assert [engine.version for engine in parts.fleet.engines] == [5, 5]
+
+
+async def test_an_engine_that_answers_is_not_replaced() -> None:
+    parts = Parts()
+    await KeptPlayer(Losing(), parts.keeper).play(order(0))
+    await parts.keeper.ready(0)
+    assert not parts.spawned
+
+
+async def test_a_new_engine_waits_for_a_step_and_gets_what_that_gives() -> None:
+    parts = Parts()
+    parts.kill(0)
+    async with parts.sync.trainer_free:
+        parts.keeper.lose(0, "seen by an episode")
+        await asyncio.sleep(0.01)
+        await parts.sync.publish(5)
+        assert parts.fleet.out == {0} and parts.trainer.published == [5]
+    await parts.keeper.ready(0)
+    assert [engine.version for engine in parts.fleet.engines] == [5, 5]
+
+
+async def test_an_engine_that_dies_in_an_update_does_not_stop_the_others() -> None:
+    parts = Parts()
+    parts.kill(0)
+    async with parts.sync.trainer_free:
+        await parts.sync.publish(5)
+    await parts.keeper.ready(0)
+    assert [engine.version for engine in parts.fleet.engines] == [5, 5]
+    assert all(engine.calls[-1] == ("resume",) for engine in parts.fleet.engines)  # type: ignore[attr-defined]
+
+
+async def test_a_healthy_engine_that_refuses_weights_is_a_failure() -> None:
+    parts = Parts()
+
+    async def refuse(source: Any, version: int) -> None:
+        raise EngineError("no parameter of that name")
+
+    parts.fleet.engines[0].update_weights = refuse  # type: ignore[method-assign]
+    with pytest.raises(EngineError, match="no parameter"):
+        await parts.sync.publish(5)
+    assert not parts.spawned
+
+
+async def test_engines_are_not_replaced_for_ever() -> None:
+    parts = Parts(most=2)
+    for _ in range(2):
+        parts.keeper.lose(0, "gone")
+        await parts.keeper.ready(0)
+    parts.keeper.lose(0, "gone again")
+    with pytest.raises(RunStoppedError, match=r"engine 0 is lost .gone again., after 2 engines"):
+        await parts.keeper.ready(0)
+
+
+async def test_an_engine_that_cannot_be_replaced_stops_the_run() -> None:
+    parts = Parts()
+
+    async def fail(index: int) -> Mortal:
+        raise EngineError("no memory")
+
+    parts.keeper._respawn = fail
+    parts.keeper.lose(1, "gone")
+    with pytest.raises(RunStoppedError, match="could not be replaced: no memory"):
+        await parts.keeper.ready(1)

@@ -1,0 +1,135 @@
+"""The loop under each rule: what is dropped and played again, masked, of a single version, evaluated beside training."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+from agentrl import GenerationRequest, Limits, Reply
+from agentrl.config import Config
+from agentrl.evaluation import Evaluator
+from agentrl.seeds import derive
+from agentrl.trajectory import Row
+
+from .test_loop import make_loop, records, tasks
+
+
+def uneven(request: GenerationRequest) -> Reply:
+    """Every seventh turn takes long."""
+    seed = request.sampling.seed or 0
+    return Reply([3 + seed % 2, 1], delay_s=0.06 if seed % 7 == 0 else 0.002)
+
+
+def dropping(**rollout: Any) -> dict[str, Any]:
+    more = {"n_samples": 3, "sampler": "in_order", "order": "first_done", "oversample": 2.0}
+    return {"rollout": more | rollout, "algo": {"allow_uncorrected": True}}
+
+
+async def test_stale_groups_are_recorded_and_their_draws_trained_later(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(
+        tmp_path, tasks(24), script=uneven, more=dropping(), stale="drop", max_staleness=0, batch_groups=2
+    )
+    await loop.run()
+    lines = records(tmp_path)
+    outcomes = Counter(line["outcome"] for line in lines)
+    assert outcomes["stale"] and outcomes["trained"] == 24 * 3 and not outcomes["cancelled"]
+    ends = defaultdict(list)
+    for line in lines:
+        ends[line["draw"], line["sample"]].append(line["outcome"])
+    assert all(found.count("trained") == 1 and found.count("stale") == len(found) - 1 for found in ends.values())
+    for version, rows in enumerate(trainer.batches):
+        assert all(row.oldest_version == version for row in rows)
+    stale = sum(json.loads(line)["groups/stale"] for line in loop.folder.metrics.open())
+    assert stale == outcomes["stale"] / 3
+
+
+async def test_where_stale_tokens_are_masked_no_batch_waits_for_a_slow_group(tmp_path: Path) -> None:
+    """The trainer gets the rows as they were sampled and masks them itself; what is counted as stale is what it sees."""
+    more = {"rollout": {"n_samples": 3, "sampler": "in_order", "mask_stale_tokens": True}}
+    loop, trainer, _ = make_loop(tmp_path, tasks(24), script=uneven, more=more, max_staleness=1, batch_groups=1)
+    await loop.run()
+    lines = [line for line in records(tmp_path) if line["outcome"] == "trained"]
+    assert len(lines) == 24 * 3
+    recorded = {line["rollout_id"]: line["rows"][0]["loss_mask"] for line in lines}
+    ages = []
+    for version, rows in enumerate(trainer.batches):
+        ages += [version - row.oldest_version for row in rows]
+        assert all(row.loss_mask.astype(int).tolist() == recorded[row.rollout_id] for row in rows)
+    assert max(ages) > 1
+    assert max(json.loads(line)["staleness/max"] for line in loop.folder.metrics.open()) <= 1
+
+
+async def test_without_partial_rollouts_every_episode_is_of_one_version(tmp_path: Path) -> None:
+    """Also with fewer seats than episodes: who waits for one begins after the update."""
+    more = {"rollout": {"n_samples": 3, "sampler": "in_order", "partial": False, "max_episodes": 2}}
+    loop, trainer, engine = make_loop(tmp_path, tasks(8), script=uneven, more=more, max_staleness=2, batch_groups=1)
+    await loop.run()
+    rows = [row for batch in trainer.batches for row in batch]
+    assert len(rows) == 24 and all(len(set(row.versions[row.loss_mask])) == 1 for row in rows)
+    assert len({row.oldest_version for row in rows}) > 1
+    pauses = [i for i, call in enumerate(engine.calls) if call[0] == "pause"]
+    assert len(pauses) == 8
+
+
+async def test_partial_rollouts_go_on_across_updates(tmp_path: Path) -> None:
+    loop, trainer, _ = make_loop(tmp_path, tasks(24), script=uneven, max_staleness=2, batch_groups=1)
+    await loop.run()
+    rows = [row for batch in trainer.batches for row in batch]
+    assert any(len(set(row.versions[row.loss_mask])) > 1 for row in rows)
+
+
+def evaluated(engine: Any, player: Any, timeout_s: float = 600.0) -> Evaluator:
+    config = Config.model_validate({"eval": {"n": 2, "tasks": 2, "timeout_s": timeout_s, "greedy": False}})
+    return Evaluator(config, player, tasks(2), Limits(max_turns=4, max_new_tokens=4, max_len=64))
+
+
+async def test_the_next_update_waits_for_an_evaluation_and_what_is_late_is_counted(tmp_path: Path) -> None:
+    """Held-out episodes take long, one of them for ever; training goes on meanwhile and its batches are the same."""
+    held_out = {derive(0, "eval", i, sample) for i in range(2) for sample in range(2)}
+    first_turns = {derive(seed, 0) for seed in held_out}
+    hanging = derive(derive(0, "eval", 1, 1), 0)
+
+    def script(request: GenerationRequest) -> Reply:
+        if request.sampling.seed in first_turns:
+            return Reply([3, 1], delay_s=0.15, hang=request.sampling.seed == hanging)
+        return uneven(request)
+
+    more = {"eval": {"every": 2}, "rollout": {"n_samples": 3, "sampler": "in_order"}}
+    plain, before, _ = make_loop(tmp_path / "plain", tasks(8), script=script, more=more, max_staleness=1)
+    loop, trainer, engine = make_loop(tmp_path / "eval", tasks(8), script=script, more=more, max_staleness=1)
+    for run in (plain, loop):
+        run.folder.begin("", None)
+    await plain.run()
+    loop.evaluation.evaluator = evaluated(engine, loop.dispatcher.player, timeout_s=0.4)  # type: ignore[attr-defined]
+    await loop.run()
+    assert what_was_trained(trainer.batches) == what_was_trained(before.batches)
+    lines = [json.loads(line) for line in loop.folder.metrics.open()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    found = {line["step"]: (line["eval/version"], line["eval/excluded"]) for line in lines if "eval/version" in line}
+    assert found == {0: (0.0, 1.0), 2: (2.0, 1.0), 4: (4.0, 1.0)}
+    first_update = engine.calls.index(("update_weights", 1))
+    evaluating = [call for call in engine.calls[:first_update] if str(call[1]).startswith("eval-")]
+    assert len(evaluating) == 7, "two turns each, of the late one the first"
+
+
+def what_was_trained(batches: list[list[Row]]) -> list[list[tuple[str, list[int]]]]:
+    return [[(row.rollout_id, row.token_ids.tolist()) for row in rows] for rows in batches]
+
+
+async def test_the_best_evaluated_checkpoint_is_marked_and_stays(tmp_path: Path) -> None:
+    more = {"eval": {"every": 1}, "ckpt": {"every": 1}, "rollout": {"n_samples": 2, "sampler": "in_order"}}
+    loop, _, _ = make_loop(tmp_path, tasks(10), more=more, max_staleness=0)
+    scores = iter([0.2, 0.1, 0.9, 0.3, 0.4, 0.5])
+
+    class Scripted:
+        async def run(self) -> dict[str, float]:
+            await asyncio.sleep(0)
+            return {"eval/score/mean": next(scores), "eval/reward/mean": 0.0}
+
+    loop.evaluation.evaluator = Scripted()  # type: ignore[assignment]
+    await loop.run()
+    assert [path.name for path in loop.checkpoints.complete()] == ["step_000002", "step_000004", "step_000005"]
+    assert loop.checkpoints.find("best").name == "step_000002"

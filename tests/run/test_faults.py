@@ -1,0 +1,166 @@
+"""Processes of a run that die or stop answering: it goes on with others in their place, or stops and says why."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from .test_ending import AGENTRL, processes, wait_until
+from .test_real_train import check_nothing_is_lost, check_versions
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+CODE = """
+from agentrl import Env, Reply, Task
+
+class Letters(Env):
+    @classmethod
+    def tasks(cls, split):
+        return [Task(str(i)) for i in range(50)]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed, options=options)
+        self.turn = 0
+        return f"task {self.task.id}", {}
+
+    def step(self, action):
+        self.turn += 1
+        return "go on", float(len(str(action)) % 2), self.turn == 2, False, {}
+
+def reply(request):
+    seed = request.sampling.seed or 0
+    return Reply([65 + seed % 26] * (1 + seed % 2) + [258], [-3.0] * (2 + seed % 2), delay_s=0.2)
+"""
+SIZES = ["--train.batch-groups", "2", "--rollout.n-samples", "2", "--eval.no-enable", "--ckpt.every", "1"]
+TIMES = ["--rollout.episode-timeout-s", "12", "--rollout.call-timeout-s", "6", "--watchdog.warn-after", "4"]
+
+
+def write_code(folder: Path) -> Path:
+    path = folder / "letters.py"
+    path.write_text(CODE)
+    return path
+
+
+def policy(folder: Path, code: Path) -> list[str]:
+    """The options for a random tiny policy on the env of `code`."""
+    from ..engines import tiny
+
+    tiny.text_model(folder / "model", tied=False)
+    lengths = ["--rollout.max-len", "512", "--rollout.max-new-tokens", "16"]
+    return ["--env", f"{code}:Letters", "--model", str(folder / "model"), *lengths]
+
+
+class Running:
+    """One `agentrl train` in a process of its own; what it started carries its mark."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.log = folder / "log"
+        command = [AGENTRL, "train", "--run.dir", str(folder), "--run.name", "run", *options]
+        with self.log.open("a") as log:
+            environment = {**os.environ, "AGENTRL_TEST_MARK": self.mark}
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def steps(self) -> list[int]:
+        metrics = self.folder / "run" / "metrics.jsonl"
+        lines = metrics.read_text().split("\n")[:-1] if metrics.is_file() else []
+        return [json.loads(line)["step"] for line in lines]
+
+    def actor(self, kind: str) -> int:
+        """The process of a Ray actor, by its class."""
+        found = [pid for pid in processes(self.mark) if f"ray::{kind}" in " ".join(psutil.Process(pid).cmdline())]
+        assert len(found) == 1, found
+        return found[0]
+
+    def wait(self, condition: Callable[[], bool], seconds: float = 240) -> None:
+        ended = self.process.poll
+        assert wait_until(lambda: ended() is not None or condition(), seconds), self.log.read_text()[-5000:]
+        assert ended() is None, self.log.read_text()[-5000:]
+
+    def goes_on(self, steps: int = 2) -> None:
+        """So many more steps are trained."""
+        aim = len(self.steps()) + steps
+        self.wait(lambda: len(self.steps()) >= aim)
+
+    def end(self) -> None:
+        for pid in processes(self.mark):
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+def test_what_dies_or_hangs_is_replaced_and_a_dead_trainer_ends_the_run(tmp_path: Path) -> None:
+    """One run, five faults, then a resume to the end; every draw is accounted for."""
+    code = write_code(tmp_path)
+    scripted = ["--engine", "scripted", "--engine.script", f"{code}:reply"]
+    options = [*policy(tmp_path, code), *scripted, *SIZES, *TIMES, "--optim.name", "sgd"]
+    run = Running(tmp_path, *options, "--train.steps", "1000")
+    try:
+        run.wait(lambda: len(run.steps()) >= 2, 300)
+        for kind, number in (
+            ("ScriptedActor", signal.SIGKILL),
+            ("RolloutWorker", signal.SIGKILL),
+            ("ScriptedActor", signal.SIGSTOP),
+            ("RolloutWorker", signal.SIGSTOP),
+        ):
+            os.kill(lost := run.actor(kind), number)
+            run.wait(lambda lost=lost: not psutil.pid_exists(lost) or dead(lost))
+            run.goes_on()
+        text = run.log.read_text()
+        assert len(re.findall("engine 0 is replaced", text)) == 2
+        assert re.search("rollout worker 0 died: replaced", text)
+        assert re.search("rollout worker 0 does not answer: replaced", text)
+        os.kill(run.actor("RankProcess"), signal.SIGKILL)
+        assert run.process.wait(120) == 1
+    finally:
+        run.end()
+    said = run.log.read_text()
+    last = run.steps()[-1]
+    assert re.search(rf"agentrl: the run stopped after step {last}: trainer rank 0 .*died", said)
+    assert re.search(r"--resume latest goes on from step_\d{6}", said)
+    again = Running(tmp_path, *options, "--train.steps", str(last + 2), "--resume", "latest")
+    try:
+        assert again.process.wait(300) == 0, again.log.read_text()[-5000:]
+    finally:
+        again.end()
+    assert again.steps() == list(range(1, last + 3))
+    paths = sorted((tmp_path / "run" / "rollouts").glob("*.jsonl"))
+    lines = [json.loads(line) for path in paths for line in path.open()]
+    check_nothing_is_lost(lines, 2)
+    check_versions(lines, 1)
+    assert all(line["error"] is None for line in lines if line["outcome"] == "trained")
+
+
+def dead(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_vllm_is_replaced_and_given_the_current_weights(tmp_path: Path) -> None:
+    """Trained tokens of the new engine have the trainer's log-probabilities: it does not serve the weights it started with."""
+    sizes = ["--train.batch-groups", "2", "--rollout.n-samples", "2", "--eval.no-enable"]
+    synchronous = ["--train.max-staleness", "0", "--optim.lr", "0.01", "--train.steps", "100"]
+    run = Running(tmp_path, *policy(tmp_path, write_code(tmp_path)), *sizes, *synchronous)
+    try:
+        run.wait(lambda: len(run.steps()) >= 3, 400)
+        os.kill(run.actor("VLLMActor"), signal.SIGKILL)
+        run.wait(lambda: "engine 0 is replaced" in run.log.read_text(), 300)
+        run.goes_on(3)
+    finally:
+        run.process.send_signal(signal.SIGTERM)
+        run.process.wait(60)
+        run.end()
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert all(record["mismatch/max_abs"] < 1e-3 for record in records if "mismatch/max_abs" in record)
+    assert all(record["version"] == record["step"] for record in records if record["policy/grad_norm"])
