@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from .training import TrainReport
 from .trajectory import Row
 from .weight_sync import WeightSync
 
+log = logging.getLogger(__name__)
 INTERRUPT_GRACE_S = 8.0
 
 
@@ -119,6 +121,8 @@ class Loop:
             await self._evaluated()
             if report.updated:
                 await self._publish()
+            else:
+                log.warning("step %d changed no weights: nothing in its rewards says what was better", self.step)
         self.clock.lap("weights")
         self.dispatcher.settle(self.sync.version)
         self._record(self.step, batch_records(batch, report, self.step))

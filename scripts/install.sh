@@ -14,6 +14,7 @@ extras=${2:-cpu}
 python=${PYTHON:-python3}
 index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 torch=2.13.0+cpu
+torchvision=0.28.0+cpu
 
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     echo "agentrl needs Python 3.11 or newer; $python is $("$python" --version). Set PYTHON to one." >&2
@@ -34,8 +35,15 @@ if ! "$venv/bin/python" -c "import importlib.metadata as m, sys; sys.exit(m.vers
         exit 1
     }
 fi
-echo "installing agentrl[$extras]"
+echo "installing agentrl[$extras] (4 GB, some minutes)"
 pip install -q --prefer-binary -e ".[$extras]"
+# The ordinary index has torchvision for CUDA alone; beside a CPU torch its operators are missing, and transformers does not
+# import. Where PyTorch's index is out of reach, agentrl stands in for them in its own processes.
+if ! "$venv/bin/python" -c 'import torchvision' 2>/dev/null; then
+    pip install -q --no-deps --force-reinstall --retries 0 --timeout 15 "torchvision==$torchvision" --index-url "$index" 2>/dev/null ||
+        echo "torchvision $torchvision is not at $index: to use transformers in programs of your own, first call" \
+            "agentrl.torchvision_ops.ensure_torchvision_imports()"
+fi
 "$venv/bin/python" -c "
 from agentrl.torchvision_ops import ensure_torchvision_imports
 ensure_torchvision_imports()
