@@ -144,8 +144,8 @@ class _Order:
     def _outcome(self, place: _Place, status: int, body: Any) -> dict[str, Any]:
         if status == 200:
             return self._read(place, body)
-        error = body.get("error") if isinstance(body, dict) else None
-        message = error.get("message") if isinstance(error, dict) else None
+        error = {"message": None, "retryable": False, **_error(body)}
+        message = error["message"]
         said = f"{place.url}: HTTP {status}: {message or 'no explanation'}"
         if status == 401:
             raise ConfigError(f"the agent server wants another token (--agent.token-file). {said}")
@@ -153,6 +153,8 @@ class _Order:
             raise InfrastructureError(f"the agent server forgot the episode. {said}")
         if status == 409:
             raise self._another_attempt(said)
+        if status >= 500 and (not message or error["retryable"]):
+            raise InfrastructureError(f"an agent server was lost in mid-episode. {said}")
         raise AgentError(said)
 
     def _read(self, place: _Place, body: Any) -> dict[str, Any]:
@@ -173,6 +175,12 @@ class _Order:
         asking = self._ask("DELETE", url, {"attempt": str(self.request.attempt)})
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
             await asyncio.wait_for(asking, CANCEL_S)
+
+
+def _error(body: Any) -> dict[str, Any]:
+    """The `error` of an answer; empty where it has none."""
+    error = body.get("error") if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
 
 
 def _named(error: BaseException) -> str:

@@ -185,6 +185,28 @@ async def test_answers_that_are_none_cost_the_episode(stage: Stage, serve: Serve
         assert isinstance(record.error, AgentError)
 
 
+@pytest.mark.parametrize(
+    ("status", "body", "kind"),
+    [
+        (500, b"Internal Server Error", InfrastructureError),
+        (500, b'{"error": {"class": "X", "message": "m", "retryable": true}}', InfrastructureError),
+        (500, b'{"error": {"class": "X", "message": "m", "retryable": false}}', AgentError),
+        (500, b'{"error": "m"}', InfrastructureError),
+        (404, b"", InfrastructureError),
+        (422, b"{}", AgentError),
+    ],
+)
+async def test_whose_fault_an_error_is(stage: Stage, serve: ServeAgent, status: int, body: bytes, kind: Any) -> None:
+    """An error in our shape says itself; a server that breaks without a word is lost."""
+    app = make_app("agent", authorize=anybody)
+
+    @app.post("/v1/episodes")
+    async def begin() -> Response:
+        return Response(body, status)
+
+    assert type((await stage.played(RemoteAgentExecutor(await serve(app)))).error) is kind
+
+
 async def test_a_plain_200_is_enough_of_a_protocol(stage: Stage, serve: ServeAgent) -> None:
     """Any program can be an agent server; rewards may have been posted meanwhile."""
     app = make_app("agent", authorize=anybody)
