@@ -80,11 +80,14 @@ class EnvSource:
         if not isinstance(self.target, type) or not hasattr(self.target, "tasks"):
             return ()
         try:
-            return self.target.tasks(split, **self._for_tasks())
+            tasks = self.target.tasks(split, **self._for_tasks())
         except AgentRLError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise ConfigError(f"{self.name}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
+        if not isinstance(tasks, Iterable):
+            raise ConfigError(f"{self.name}: tasks({split!r}) gave {type(tasks).__name__}, no collection of tasks.")
+        return tasks
 
 
 def option_names(env: Any) -> list[str]:
@@ -120,6 +123,8 @@ def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
     if is_url(spec):
         return served_reward(spec, read_token(token_file, "--env.token-file"))
     function: Callable[..., Any] = load_object(spec)
+    if not callable(function):
+        raise ConfigError(f"--reward {spec} is {type(function).__name__}, no function.")
     return function
 
 

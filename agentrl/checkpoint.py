@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError, InfrastructureError, RunStoppedError
+from .errors import ConfigError, DataError, InfrastructureError, RunStoppedError
 
 PART, OLD, PINNED = ".part", ".old", "pinned"
 
@@ -136,9 +136,12 @@ def checkpoint_step(folder: Path) -> int:
 
 
 def read_state(folder: Path) -> RunState:
-    """The run state of a checkpoint."""
-    stored = json.loads((folder / "run.json").read_text())
-    return RunState(**{**stored, "reissue": tuple(stored["reissue"])})
+    """The run state of a checkpoint. Raises DataError."""
+    try:
+        stored = json.loads((folder / "run.json").read_text())
+        return RunState(**{**stored, "reissue": tuple(stored["reissue"])})
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise DataError(f"{folder} is no checkpoint that can be read: {type(error).__name__}: {error}") from error
 
 
 def _sync_tree(folder: Path) -> None:

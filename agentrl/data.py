@@ -108,6 +108,8 @@ def _read(section: DataSection) -> Any:
     datasets.disable_progress_bars()
     path = Path(section.path or "")
     reader = READERS.get(path.suffix)
+    if path.is_file() and not path.stat().st_size:
+        raise DataError(f"--data.path {path}: the file is empty")
     if reader is not None and not path.is_file():
         raise DataError(f"--data.path {path}: there is no such file")
     try:

@@ -99,11 +99,13 @@ async def run_async(start: Callable[[], Awaitable[Any]], timeout_s: float) -> An
         if scope.expired():
             raise CallTimeoutError from error
         raise CallRaisedError(error) from error
-    except Exception as error:
-        raise CallRaisedError(error) from error
     except asyncio.CancelledError as error:
         if is_cancelled():
             raise
+        raise CallRaisedError(error) from error
+    except GeneratorExit:  # this coroutine is being closed
+        raise
+    except BaseException as error:  # SystemExit and KeyboardInterrupt of user code would end the event loop
         raise CallRaisedError(error) from error
 
 

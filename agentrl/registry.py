@@ -96,7 +96,7 @@ def load_file(path: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ConfigError(f"{path} does not import: {type(error).__name__}: {error}") from error
     return module

@@ -10,7 +10,13 @@ from pydantic import BaseModel, ConfigDict
 class Section(BaseModel):
     """A typed, documented group of options. Unknown keys are errors; the docstring below a field is its help text."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, protected_namespaces=(), frozen=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+        frozen=True,
+        allow_inf_nan=False,
+    )
 
     def changed(self) -> list[str]:
         """Names of the options that differ from their defaults."""

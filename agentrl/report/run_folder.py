@@ -22,7 +22,12 @@ class RunFolder:
     @classmethod
     def fresh(cls, parent: str, name: str) -> RunFolder:
         """The folder of a new run; `begin` makes it. Raises ConfigError when a run of that name is there already."""
+        if Path(name).name != name:
+            raise ConfigError(f"--run.name {name}: a name, not a path; the folder of the runs is --run.dir.")
         folder = cls(Path(parent) / name)
+        there = next(path for path in folder.path.resolve().parents if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK):
+            raise ConfigError(f"--run.dir {parent}: {there} is no folder that can be written to.")
         if folder.metrics.exists() or folder.checkpoints.exists():
             raise ConfigError(
                 f"{folder.path} holds a run already. Give another --run.name, or --resume latest to go on with it."

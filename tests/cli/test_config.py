@@ -197,16 +197,18 @@ def test_help_exits_with_0(capsys) -> None:
 
 
 text = st.text(st.characters(codec="utf-8"))
-positive = st.floats(min_value=0, exclude_min=True, allow_nan=False)
+positive = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
 configs = st.builds(
     Config,
     env=st.builds(EnvSection, name=st.none() | text, opt=st.lists(text)),
     model=st.builds(ModelSection, path=st.none() | text, trust_remote_code=st.booleans()),
-    reward=st.builds(RewardSection, name=st.lists(text), weights=st.lists(st.floats(allow_nan=False))),
+    reward=st.builds(
+        RewardSection, name=st.lists(text), weights=st.lists(st.floats(allow_nan=False, allow_infinity=False))
+    ),
     rollout=st.builds(
         RolloutSection,
         n_samples=st.integers(1, 2**70),
-        temperature=st.floats(allow_nan=False),
+        temperature=st.floats(allow_nan=False, allow_infinity=False),
         partial=st.none() | st.booleans(),
         call_timeout_s=positive,
         max_error_rate=st.floats(0, 1),

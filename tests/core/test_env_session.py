@@ -13,7 +13,7 @@ import gymnasium
 import pytest
 
 from agentrl import Env, EnvError, InfrastructureError
-from agentrl.env_session import EnvSession
+from agentrl.env_session import CallRaisedError, EnvSession, run_async
 
 LONG = 5.0
 
@@ -417,3 +417,17 @@ async def test_an_attribute_that_raises_is_the_envs_fault() -> None:
     with pytest.raises(EnvError, match="secret raised ValueError"):
         async with EnvSession(Raises, LONG) as env:
             await env.attribute("secret", 0)
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt(), SystemExit(3), GeneratorExit("no"), BaseException("odd")])
+async def test_what_async_code_raises_does_not_end_the_event_loop(raised: BaseException) -> None:
+    async def step() -> None:
+        raise raised
+
+    if isinstance(raised, GeneratorExit):
+        with pytest.raises(GeneratorExit):
+            await run_async(step, 5.0)
+        return
+    with pytest.raises(CallRaisedError) as caught:
+        await run_async(step, 5.0)
+    assert caught.value.__cause__ is raised

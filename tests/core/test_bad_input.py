@@ -1,0 +1,74 @@
+"""Input that cannot be: one sentence, whatever the user's file does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from agentrl import ConfigError, DataError
+from agentrl.assemble import EnvSource, make_reward, make_tasks
+from agentrl.checkpoint import read_state
+from agentrl.config import Config
+from agentrl.config.load import validated
+from agentrl.report.run_folder import RunFolder
+
+
+def env_config(folder: Path, source: str) -> Config:
+    file = folder / "mine.py"
+    file.write_text(source)
+    return Config.model_validate({"env": {"name": f"{file}:Mine"}})
+
+
+def test_a_file_that_exits_when_imported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not import: SystemExit: 7"):
+        EnvSource(env_config(tmp_path, "import sys\nsys.exit(7)\n"))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [("raise SystemExit(3)", "raised SystemExit: 3"), ("return None", "gave NoneType, no collection")],
+)
+def test_tasks_that_are_none(body: str, message: str, tmp_path: Path) -> None:
+    source = (
+        f"from agentrl import Env\nclass Mine(Env):\n    @classmethod\n    def tasks(cls, split):\n        {body}\n"
+    )
+    with pytest.raises(ConfigError, match=message):
+        make_tasks(env_config(tmp_path, source), "train")
+
+
+def test_a_reward_that_is_no_function(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text("points = 3\n")
+    with pytest.raises(ConfigError, match="is int, no function"):
+        make_reward(f"{tmp_path}/r.py:points", None)
+
+
+def test_an_empty_data_file(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    config = Config.model_validate({"data": {"path": str(tmp_path / "empty.jsonl")}})
+    with pytest.raises(DataError, match="is empty"):
+        make_tasks(config, "train")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("section", "key"), [("rollout", "temperature"), ("optim", "lr")])
+def test_numbers_that_are_not_finite(section: str, key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}.{key}"):
+        validated(Config, {section: {key: value}}, "run.toml")
+
+
+def test_a_run_folder_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="no folder that can be written to"):
+        RunFolder.fresh(str(tmp_path / "file" / "runs"), "a")
+    with pytest.raises(ConfigError, match="a name, not a path"):
+        RunFolder.fresh(str(tmp_path), f"..{os.sep}a")
+    assert not RunFolder.fresh(str(tmp_path / "runs"), "a").path.exists(), "nothing is made yet"
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"reissue": 3}'])
+def test_a_damaged_checkpoint(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(DataError, match="no checkpoint that can be read"):
+        read_state(tmp_path)
