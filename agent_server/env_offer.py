@@ -11,10 +11,11 @@ from agentrl import wire
 from agentrl.assemble import EnvSource
 from agentrl.env import Task
 from agentrl.env_session import EnvSession, EnvThread, blame_env
-from agentrl.errors import EnvError
+from agentrl.errors import DataError, EnvError
 from agentrl.schemas import EnvForm
 
 SPLITS = ("train", "test")
+MAX_SKIPPED = 100_000
 
 
 class Offer:
@@ -81,6 +82,8 @@ class Offer:
     def _read_on(self, split: str, offset: int, limit: int) -> list[Task]:
         """A page of a stream: read on from the last page, or from the start when another is asked for."""
         at, stream = self._streams.pop(split, (0, iter(())))
+        if offset > at + MAX_SKIPPED:
+            raise DataError(f"{self.name}: the tasks of {split} are a stream, to be read page by page")
         if at != offset or at == 0:
             stream = itertools.islice(iter(self.source.tasks(split)), offset, None)
         page = list(itertools.islice(stream, limit))

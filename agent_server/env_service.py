@@ -15,7 +15,7 @@ from agentrl import wire
 from agentrl.errors import AgentRLError, DataError, error_class
 from agentrl.schemas import OpenSession, StepRequest
 
-from .env_offer import Offer
+from .env_offer import SPLITS, Offer
 from .env_play import Answer, PlayedSession
 from .http import ApiError, as_api_error
 
@@ -58,6 +58,8 @@ class EnvService:
         try:
             return Answer(200, wire.dump(await offer.page(split, offset, limit), nan=True))
         except AgentRLError as error:
+            if split not in SPLITS and not isinstance(error, DataError):
+                raise ApiError(404, f"{name} gives no tasks for this split: {error}", kind="UnknownSplit") from error
             raise as_api_error(error) from error
 
     async def open(self, request: OpenSession) -> Answer:

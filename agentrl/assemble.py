@@ -17,7 +17,7 @@ from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
 from .registry import accepted_options, is_url, load_object, resolve_env, suggest
 from .renderer import Renderer
-from .reward_client import served_reward
+from .reward_client import check_reward_servers, served_reward
 from .single_turn import SingleTurnExecutor
 from .tokens import read_token
 
@@ -126,6 +126,12 @@ def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"--reward {spec} is {type(function).__name__}, no function.")
     return function
+
+
+async def check_rewards(config: Config) -> None:
+    """Whether the reward servers answer. Raises ConfigError."""
+    for spec in filter(is_url, config.reward.name):
+        await check_reward_servers(spec, read_token(config.env.token_file, "--env.token-file"))
 
 
 def _agent_executor(config: Config, worker: int) -> AgentExecutorBase:

@@ -24,6 +24,7 @@ ATTEMPTS = 6
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 TIMEOUT_S = 600.0
+CHECK_S = 20.0
 
 
 def served_reward(spec: str, token: str | None) -> Callable[..., Awaitable[Any]]:
@@ -38,6 +39,24 @@ def served_reward(spec: str, token: str | None) -> Callable[..., Awaitable[Any]]
         return await servers.ask(prompt, completion, label)
 
     return served
+
+
+async def check_reward_servers(spec: str, token: str | None) -> None:
+    """Asks every server for nothing, so that a wrong address or token is known before a model loads. Raises ConfigError."""
+    body = wire.dump({"prompts": [], "completions": [], "labels": []})
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(CHECK_S)) as http:
+        for url in spec.split(","):
+            try:
+                status, reply, _ = await _post(http, f"{url.strip().rstrip('/')}/v1/reward", body)
+                if status != 200 and status < 500:
+                    _refused(url, status, reply)
+            except (aiohttp.ClientError, OSError) as error:
+                raise ConfigError(
+                    f"--reward {url}: no reward server answers there ({type(error).__name__})."
+                ) from error
+            except EnvError as error:
+                raise ConfigError(f"--reward {url} is no reward server: {error}") from error
 
 
 class RewardServers:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,11 @@ class Counting(Env):
     made: list[Counting] = []
 
     @classmethod
-    def tasks(cls, split: str = "train") -> list[Task]:
+    def tasks(cls, split: str = "train") -> Iterable[Task]:
+        if split == "stream":
+            return (Task(f"s-{i}") for i in itertools.count())
+        if split not in ("train", "test"):
+            raise ValueError(f"no split {split}")
         return [Task(f"{split}-{i}", f"prompt {i}", {"n": i}) for i in range(7 if split == "train" else 2)]
 
     def __init__(self) -> None:

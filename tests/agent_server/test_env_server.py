@@ -48,6 +48,16 @@ async def test_what_is_offered(server: Caller) -> None:
         assert kind(await server.call("GET", f"/v1/envs/counting/tasks?{query}")) == (422, "Invalid")
 
 
+async def test_a_stream_of_tasks_is_read_page_by_page(server: Caller) -> None:
+    for offset in (0, 3, 3, 6, 0, 50):
+        status, page = await server.call("GET", f"/v1/envs/counting/tasks?split=stream&offset={offset}&limit=3")
+        assert (status, page["total"]) == (200, None)
+        assert [task["id"] for task in page["tasks"]] == [f"s-{offset + i}" for i in range(3)]
+    path = "/v1/envs/counting/tasks?split=stream&offset=9007199254740991"
+    assert kind(await server.call("GET", path)) == (422, "DataError")
+    assert kind(await server.call("GET", "/v1/envs/counting/tasks?split=none")) == (404, "UnknownSplit")
+
+
 async def test_an_episode(server: Caller) -> None:
     task = {"id": "mine", "label": 2**55 + 1}
     opened = await server.open(task=task, seed=3, options={"max_turns": 4})

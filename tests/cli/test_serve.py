@@ -85,6 +85,13 @@ def test_a_reward_server_judges_a_single_turn_run(agentrl, models, write, tmp_pa
     assert all("letters" in line["metrics"] for line in played)
 
 
+def test_a_reward_server_that_is_not_there_is_known_at_once(agentrl, write, url: str) -> None:
+    data = write("data.jsonl", '{"input": "say"}\n')
+    for address, message in (("http://127.0.0.1:9", "no reward server answers"), (url, "is no reward server")):
+        said = agentrl("rollout", "--data.path", data, "--reward", address, "--engine", "random")
+        assert (said.code, message in said.err, "--reward" in said.err) == (2, True, True)
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
