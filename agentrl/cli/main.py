@@ -15,7 +15,7 @@ COMMANDS = {
     "rollout": "play an environment without training",
     "eval": "measure a model on held-out tasks: rewards and pass@k",
     "serve": "serve a policy, environments or a reward function over HTTP",
-    "envs": "list, show and check environments",
+    "envs": "list, show, check and start environments",
     "init": "make agentrl's own tiny policies: tiny-vlm, tiny-text",
     "export": "write the policy of a checkpoint as a Hugging Face folder",
     "status": "show what a run is doing and what it waits for",
