@@ -38,6 +38,7 @@ WANTED = {
     "unpadded": "tokens/s of an update against a bare torch loop, row by row",
     "padded": "tokens/s of an update on long-tailed lengths, packed against padded",
     "trl": "the same against TRL's GRPO update",
+    "waste": "tokens with padding for each token without, on these lengths: what packing alone can gain",
     "memory": "peak memory of log-probs and their gradient, whole logits against ours",
     "plan_s": "seconds for advantages and packing plan of 100,000 rows",
 }
@@ -73,6 +74,12 @@ def even(count: int) -> list[int]:
 def long_tailed(count: int, longest: int) -> list[int]:
     """Lognormal lengths, as of agents that mostly finish soon: median 64, sigma 1."""
     return np.random.default_rng(2).lognormal(np.log(64), 1.0, count).clip(16, longest).astype(int).tolist()
+
+
+def waste(lengths: Sequence[int], size: int) -> float:
+    """Tokens of the lengths padded `size` at a time, for each token of their own."""
+    parts = [lengths[start : start + size] for start in range(0, len(lengths), size)]
+    return sum(len(part) * max(part) for part in parts) / sum(lengths)
 
 
 class Ours:
@@ -123,6 +130,7 @@ def speed(name: str, path: str, rows: int, longest: int, size: int, repeat: int)
         others["trl"] = trl.update
     tailed = compare(others, make_rows(long_tailed(rows, longest)), repeat)
     ratios = {f"{name}/unpadded": plain["unpadded"] / plain["ours"]}
+    ratios[f"{name}/waste"] = waste(long_tailed(rows, longest), size)
     ratios |= {f"{name}/{other}": tailed[other] / tailed["ours"] for other in others if other != "ours"}
     return ratios
 
@@ -206,7 +214,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         ratios |= speed("tiny", tiny_model(folder), 64, 1000, 8, options.repeat)
     if options.model:
-        ratios |= speed(Path(options.model).name, options.model, 12, 400, 4, options.repeat)
+        ratios |= speed(Path(options.model).name, options.model, 16, 400, 8, options.repeat)
     for name, ratio in ratios.items():
         print(f"{name:24s} {ratio:6.2f}   {WANTED[name.rpartition('/')[2]]}")
     RESULTS.parent.mkdir(exist_ok=True)
