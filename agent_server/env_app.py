@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, WebSocket
+from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
 from agentrl.assemble import EnvSource
@@ -27,7 +27,7 @@ from agentrl.schemas import (
 from .env_offer import Offer
 from .env_play import Answer
 from .env_service import EnvLimits, EnvService
-from .env_stream import serve_stream
+from .env_stream import StreamEndpoint
 from .http import Bounds, bearer, described_body, make_app, parse_json, read_body, receive_body, send_json, validated
 
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
@@ -103,9 +103,7 @@ def _add_routes(app: FastAPI, service: EnvService) -> None:
     async def image(sha256: str) -> Response:
         return Response(service.image(sha256), media_type="image/png")
 
-    @app.websocket("/v1/stream")
-    async def stream(socket: WebSocket) -> None:
-        await serve_stream(service, socket, app.state.bounds)
+    app.router.routes.append(WebSocketRoute("/v1/stream", StreamEndpoint(service, app.state.bounds)))
 
 
 def _add_session_routes(app: FastAPI, service: EnvService) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import WebSocket
 from pydantic import BaseModel, Field
+from starlette.types import Receive, Scope, Send
 
 from agentrl import wire
 from agentrl.schemas import OpenSession, StepRequest
@@ -35,26 +36,35 @@ class TasksCall(BaseModel):
     limit: int = Field(100, ge=1, le=1000)
 
 
-async def serve_stream(service: EnvService, socket: WebSocket, bounds: Bounds) -> None:
-    """Serve one connection until it is gone."""
-    await socket.accept()
-    stream = _Stream(service, bounds)
-    writer = asyncio.ensure_future(stream.write(socket))
-    try:
-        while (message := await socket.receive())["type"] != "websocket.disconnect":
-            stream.take(message.get("text") or message.get("bytes") or "")
-    finally:
-        writer.cancel()
-        stream.drop()
-
-
-class _Stream:
-    """One connection's calls. Replies go through one queue, so frames are never written at the same time."""
+class StreamEndpoint:
+    """The WebSocket route as bare ASGI; serves a connection until it is gone."""
 
     def __init__(self, service: EnvService, bounds: Bounds) -> None:
         self.service = service
         self.bounds = bounds
-        self._replies: asyncio.Queue[str] = asyncio.Queue()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (await receive())["type"] != "websocket.connect":
+            return
+        await send({"type": "websocket.accept"})
+        stream = _Stream(self.service, self.bounds)
+        writer = asyncio.ensure_future(stream.write(send))
+        try:
+            while (message := await receive())["type"] == "websocket.receive":
+                stream.take(message.get("text") or message.get("bytes") or "")
+        finally:
+            writer.cancel()
+            stream.drop()
+
+
+class _Stream:
+    """One connection's calls. Replies go through one writer, so frames are never written at the same time."""
+
+    def __init__(self, service: EnvService, bounds: Bounds) -> None:
+        self.service = service
+        self.bounds = bounds
+        self._replies: deque[str] = deque()
+        self._some = asyncio.Event()
         self._own: set[asyncio.Future[Answer]] = set()
         self._in_flight = 0
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
@@ -67,9 +77,13 @@ class _Stream:
             "image": self._image,
         }
 
-    async def write(self, socket: WebSocket) -> None:
+    async def write(self, send: Send) -> None:
+        """Send what is there, for as long as the connection lasts."""
         while True:
-            await socket.send({"type": "websocket.send", "text": await self._replies.get()})
+            await self._some.wait()
+            self._some.clear()
+            while self._replies:
+                await send({"type": "websocket.send", "text": self._replies.popleft()})
 
     def drop(self) -> None:
         """The connection is gone. What waits here for an answer ends; what makes the answer goes on."""
@@ -123,7 +137,8 @@ class _Stream:
     def _reply(self, number: Any, answer: Answer) -> None:
         head = wire.dump({"id": number, "status": answer.status})[:-1]
         rest = b"}" if answer.body == b"{}" else b"," + answer.body[1:]
-        self._replies.put_nowait((head + rest).decode())
+        self._replies.append((head + rest).decode())
+        self._some.set()
 
     async def _envs(self, call: dict[str, Any]) -> Answer:
         return self.service.envs()

@@ -9,7 +9,7 @@ import queue
 import reprlib
 import threading
 import traceback
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from types import TracebackType
 from typing import Any
 
@@ -92,9 +92,16 @@ def _forget(future: asyncio.Future[Any]) -> None:
 
 async def run_async(start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
     """Await user code on the event loop. Raises CallRaisedError or CallTimeoutError; our own cancellation passes."""
+    scope = asyncio.timeout(timeout_s)
     try:
-        async with asyncio.timeout(timeout_s) as scope:
-            return await start()
+        coming: Any = start()
+        if inspect.iscoroutine(coming):
+            try:
+                coming = _Begun(coming, coming.send(None))
+            except StopIteration as done:  # it waited for nothing, so there is nothing to bound
+                return done.value
+        async with scope:
+            return await coming
     except TimeoutError as error:
         if scope.expired():
             raise CallTimeoutError from error
@@ -107,6 +114,31 @@ async def run_async(start: Callable[[], Awaitable[Any]], timeout_s: float) -> An
         raise
     except BaseException as error:  # SystemExit and KeyboardInterrupt of user code would end the event loop
         raise CallRaisedError(error) from error
+
+
+class _Begun:
+    """The rest of a coroutine that has run, in this task, up to its first wait."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], first: Any) -> None:
+        self.coroutine = coroutine
+        self.first = first
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        waiting = self.first
+        try:
+            while True:
+                try:
+                    sent = yield waiting
+                except Exception as error:
+                    waiting = self.coroutine.throw(error)
+                except asyncio.CancelledError as error:
+                    waiting = self.coroutine.throw(error)
+                else:
+                    waiting = self.coroutine.send(sent)
+        except StopIteration as done:
+            return done.value
+        finally:
+            self.coroutine.close()
 
 
 def is_cancelled() -> bool:
