@@ -13,7 +13,7 @@ import gymnasium
 import pytest
 
 from agentrl import Env, EnvError, InfrastructureError
-from agentrl.env_session import CallRaisedError, EnvSession, run_async
+from agentrl.env_session import CallRaisedError, CallTimeoutError, EnvSession, run_async
 
 LONG = 5.0
 
@@ -431,3 +431,36 @@ async def test_what_async_code_raises_does_not_end_the_event_loop(raised: BaseEx
     with pytest.raises(CallRaisedError) as caught:
         await run_async(step, 5.0)
     assert caught.value.__cause__ is raised
+
+
+async def test_async_code_may_wait_catch_and_bound_itself() -> None:
+    """What runs before a step's first wait and what runs after it are one piece of code in one task."""
+    log: list[str] = []
+
+    async def busy() -> str:
+        task = asyncio.current_task()
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(10)
+        except TimeoutError:
+            log.append("own time")
+        broken = asyncio.get_running_loop().create_future()
+        broken.set_exception(ValueError("awaited"))
+        try:
+            await broken
+        except ValueError as error:
+            log.append(str(error))
+        assert asyncio.current_task() is task
+        return await asyncio.sleep(0, "value")
+
+    async def endless() -> None:
+        try:
+            await asyncio.sleep(0)
+            await asyncio.sleep(10)
+        finally:
+            log.append("cleaned up")
+
+    assert await run_async(busy, 5.0) == "value"
+    with pytest.raises(CallTimeoutError):
+        await run_async(endless, 0.05)
+    assert log == ["own time", "awaited", "cleaned up"]
