@@ -10,7 +10,8 @@ from typing import Any
 from agentrl import wire
 from agentrl.assemble import EnvSource
 from agentrl.env import Task
-from agentrl.env_session import EnvSession, EnvThread, blame_env
+from agentrl.env_calls import EnvThread, blame_env
+from agentrl.env_session import EnvSession
 from agentrl.errors import DataError, EnvError
 from agentrl.schemas import EnvForm
 

@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from agentrl.env_session import CallTimeoutError
+from agentrl.env_calls import CallTimeoutError
 from agentrl.errors import AgentRLError, DataError, error_class
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.env import Task
-from agentrl.env_session import EnvThread, blame_env, run_async
+from agentrl.env_calls import EnvThread, blame_env, run_async
 from agentrl.errors import AgentRLError, ConfigError, EnvError
 from agentrl.registry import accepted_options
 from agentrl.reward import Verdict, read_verdict

@@ -13,7 +13,8 @@ from typing import Any
 
 from .engine import Engine, Generation, GenerationRequest, Limits, Sampling, Span
 from .env import Task
-from .env_session import is_cancelled
+from .env_calls import is_cancelled
+from .env_loop import EnvLoops
 from .errors import AgentError, AgentRLError, ConfigError, EngineError, EnvError, InfrastructureError, error_class
 from .image_store import ImageStore
 from .messages import Image, ToolCall
@@ -27,7 +28,8 @@ class RolloutContext:
     """Everything one episode may use. `seed` is the base of its sampling seeds, `env_seed` goes to `Env.reset`.
 
     `trajectory` is the one record of the episode; an executor fills it and returns it. `training` = sampling options that
-    change the distribution are refused; `draw_task` = the env draws its own task by the seed; `waiting_for` = the calls
+    change the distribution are refused; `draw_task` = the env draws its own task by the seed; `env_loops` = where async
+    environments run, absent: on the running event loop; `waiting_for` = the calls
     that the engine has not answered yet; `gives_up` = a call that is cancelled now is not awaited any more.
     """
 
@@ -45,6 +47,7 @@ class RolloutContext:
     images: ImageStore | None = None
     training: bool = True
     draw_task: bool = False
+    env_loops: EnvLoops | None = None
     trajectory: Trajectory | None = None
     waiting_for: list[str] = field(default_factory=list)
     gives_up: bool = False

@@ -27,7 +27,7 @@ class MultiTurnExecutor(AgentExecutorBase):
 
     async def execute(self, task: Task, ctx: RolloutContext) -> Trajectory:
         record = ctx.trajectory or ctx.begin(task)
-        session = EnvSession(self.factory, ctx.limits.call_timeout_s, self.name)
+        session = EnvSession(self.factory, ctx.limits.call_timeout_s, self.name, ctx.env_loops)
         try:
             async with session:
                 return await _Episode(session, task, ctx, record).play()
@@ -106,6 +106,8 @@ class _Episode:
             self.record.task = drawn if isinstance(drawn, Task) else self.task
         self._take(info)
         messages = await self._messages(observation)
+        if self.renderer.exceeds(messages, self.limits.max_len):
+            raise EnvError(f"the first observation is far longer than rollout.max_len = {self.limits.max_len} tokens")
         prompt = self.renderer.start(messages, await self._tools())
         self._keep(messages, prompt)
         if len(prompt) >= self.limits.max_len:
@@ -159,6 +161,8 @@ class _Episode:
     async def _follow(self, prompt: Prompt, generation: Generation, reply: Message, said: _Step) -> Prompt | None:
         """The next prompt, or None when the observation does not fit."""
         messages = await self._messages(said.observation)
+        if self.renderer.exceeds(messages, self.limits.max_len):
+            return None
         following = self.renderer.extend(prompt, generation, [reply, *messages])
         if len(following) >= self.limits.max_len:
             return None

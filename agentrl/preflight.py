@@ -135,6 +135,8 @@ def _within_model(limits: Limits, shape: dict[str, Any], config: Config) -> Limi
 def _check_opening(renderer: Renderer, facts: EnvFacts, limits: Limits) -> None:
     if facts.opening is None:
         return
+    if renderer.exceeds(facts.opening, limits.max_len):
+        raise ConfigError(f"the first prompt is far longer than --rollout.max-len {limits.max_len} tokens.")
     prompt = renderer.start(facts.opening, facts.tools)
     if len(prompt) >= limits.max_len:
         raise ConfigError(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from .chat_template import ChatTemplate, RefusedError
 from .engine import Generation
 from .errors import DataError
 from .image_expansion import ImageExpander
-from .messages import Image, Message, as_message, message_images
+from .messages import Image, Message, as_message, message_images, message_text
 from .special_text import MARK, PROBE, SpecialText
 from .trajectory import ImageSlot
 
@@ -128,6 +129,17 @@ class Renderer:
     def strip_special(self, text: str) -> str:
         """`text` without special-token strings."""
         return self._special.strip(text)
+
+    def exceeds(self, messages: Sequence[Message], tokens: int) -> bool:
+        """Whether their text is sure to take more than `tokens` tokens. Told by its length, as tokenising megabytes would
+        hold up every other episode.
+        """
+        return sum(len(message_text(message)) for message in messages) > tokens * self._longest_token
+
+    @cached_property
+    def _longest_token(self) -> int:
+        """Characters that no token stands for more of; at least 256, as an unknown word may be one token."""
+        return max(256, *map(len, self.tokenizer.get_vocab()))
 
     def count_images(self, images: Sequence[Image]) -> int:
         """How many tokens these images take once expanded."""

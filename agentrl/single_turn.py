@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .env import Task
-from .env_session import EnvThread, blame_env, run_async
+from .env_calls import EnvThread, blame_env, run_async
 from .errors import ConfigError, EnvError
 from .executor import AgentExecutorBase, RolloutContext
 from .messages import Image, Message, normalize

@@ -11,6 +11,7 @@ from typing import Any
 from ..assemble import make_executor, make_renderer
 from ..config import Config
 from ..engine import Engine
+from ..env_loop import EnvLoops
 from ..executor import AgentExecutorBase, RolloutContext, play
 from ..image_store import ImageStore
 from ..renderer import Renderer
@@ -43,6 +44,7 @@ class EpisodePlayer:
         self.executor = executor
         self.images = images
         self.env = env
+        self._env_loops = EnvLoops()
         self._playing: dict[str, RolloutContext] = {}
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
@@ -58,6 +60,7 @@ class EpisodePlayer:
             env=self.env,
             images=self.images,
             training=order.training,
+            env_loops=self._env_loops,
         )
         began = time.monotonic()
         self._playing[order.rollout_id] = ctx

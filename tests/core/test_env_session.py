@@ -13,7 +13,8 @@ import gymnasium
 import pytest
 
 from agentrl import Env, EnvError, InfrastructureError
-from agentrl.env_session import CallRaisedError, CallTimeoutError, EnvSession, run_async
+from agentrl.env_calls import CallRaisedError, CallTimeoutError, run_async
+from agentrl.env_session import EnvSession
 
 LONG = 5.0
 
