@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
@@ -23,6 +22,7 @@ from PIL import Image as PILImage
 from .env import Task
 from .errors import DataError, EnvError
 from .messages import Action, Image, Message, Text, ToolCall, as_message, as_part
+from .step_info import finite
 
 JSON = Any
 Images = MutableMapping[str, Image]
@@ -59,13 +59,7 @@ def _without_surrogates(value: Any) -> Any:
 
 def verdict(value: Any) -> float | None:
     """A reward: a finite number, or None (no verdict) for null, NaN, inf and text. Raises EnvError for anything else."""
-    if value is None or isinstance(value, str | bytes):
-        return None
-    try:
-        number = float(value)
-    except Exception as error:  # `__float__` of the user's object
-        raise EnvError(f"the reward must be a number, not {repr(value)[:80]}") from error
-    return number if math.isfinite(number) else None
+    return None if value is None or isinstance(value, str | bytes) else finite("the reward", value)
 
 
 def image_form(image: Image, sent: Images) -> JSON:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 from agentrl.env import Task
 from agentrl.errors import ConfigError
 from agentrl.messages import Action, Observation
+from agentrl.task_list import TaskList
 from agentrl.tool_env import ToolEnv, tool
 
 from .safe_arithmetic import evaluate, written
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"(?<![\d.)])-\d[\d,]*(?:\.\d+)?|\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
-class CalculatorTasks(Sequence[Task]):
+class CalculatorTasks(TaskList):
     """Expressions drawn without repetition; tests come first in the draw, so they stay the same whatever `size` is.
 
     `level` = operators in an expression (from 2 on, two of the terms may stand in parentheses), `digits` = the longest
@@ -61,16 +61,7 @@ class CalculatorTasks(Sequence[Task]):
     def __len__(self) -> int:
         return self._tested if self.split == "test" else self._trained
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Task]: ...
-
-    def __getitem__(self, index: int | slice) -> Task | Sequence[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        position = range(len(self))[index]
+    def at(self, position: int) -> Task:
         drawn = _draw(self._space, self._tested, self._trained)
         expression = self._expression(drawn[position if self.split == "test" else self._tested + position])
         label = int(evaluate(expression))

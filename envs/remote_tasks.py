@@ -5,8 +5,8 @@ from __future__ import annotations
 import http.client
 import time
 import urllib.parse
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pydantic_core
 from pydantic import ValidationError
@@ -15,6 +15,7 @@ from agentrl import wire
 from agentrl.env import Task
 from agentrl.errors import ConfigError
 from agentrl.schemas import EnvForm, EnvsReply, TasksReply
+from agentrl.task_list import TaskList
 
 PAGE = 50
 TIMEOUT_S = 30.0
@@ -90,7 +91,7 @@ class TaskPages:
         return [wire.read_task(form.model_dump()) for form in page.tasks], page.total
 
 
-class RemoteTasks(Sequence[Task]):
+class RemoteTasks(TaskList):
     """A split of known size; pages are read when first looked at, and kept."""
 
     def __init__(self, pages: TaskPages, first: list[Task], total: int) -> None:
@@ -101,18 +102,8 @@ class RemoteTasks(Sequence[Task]):
     def __len__(self) -> int:
         return self._total
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._total))]
-        if index < 0:
-            index += self._total
-        if not 0 <= index < self._total:
-            raise IndexError(index)
-        page, place = divmod(index, PAGE)
+    def at(self, position: int) -> Task:
+        page, place = divmod(position, PAGE)
         if page not in self._read:
             self._read[page] = self._pages.read(page * PAGE)[0]
         return self._read[page][place]

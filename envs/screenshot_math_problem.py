@@ -9,10 +9,10 @@ import random
 import re
 import zlib
 from collections.abc import Sequence
-from typing import overload
 
 from agentrl.env import Task
 from agentrl.errors import ConfigError, DataError
+from agentrl.task_list import TaskList
 
 from .screenshot_math_options import Settings
 
@@ -59,8 +59,8 @@ def draw_expression(split: str, index: int, settings: Settings) -> str:
     )
 
 
-class Tasks(Sequence[Task]):
-    """The tasks of a split, made when looked at, in a fixed order. `row["seed"]` is the seed of the page's look."""
+class Tasks(TaskList):
+    """The tasks of a split. `row["seed"]` is the seed of the page's look."""
 
     def __init__(self, split: str, settings: Settings) -> None:
         if split not in SPLITS:
@@ -71,21 +71,12 @@ class Tasks(Sequence[Task]):
     def __len__(self) -> int:
         return self.settings.size
 
-    @overload
-    def __getitem__(self, index: int) -> Task: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Task]: ...
-    def __getitem__(self, index: int | slice) -> Task | list[Task]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"task {index} of {len(self)}")
-        index %= len(self)
-        expression = draw_expression(self.split, index, self.settings)
-        seed = zlib.crc32(f"{self.split}/{index}/look".encode())
+    def at(self, position: int) -> Task:
+        expression = draw_expression(self.split, position, self.settings)
+        seed = zlib.crc32(f"{self.split}/{position}/look".encode())
         level = self.settings.level
         return Task(
-            id=f"{level}/{self.split}/{index}",
+            id=f"{level}/{self.split}/{position}",
             label=evaluate(expression),
             row={"expression": expression, "seed": seed, "level": level},
         )

@@ -10,14 +10,13 @@ from pathlib import Path
 from ..checkpoint import Checkpoints
 from ..errors import ConfigError
 from .console import out
+from .new_folder import new_folder
 
 
 def main(argv: list[str]) -> int:
     """The exit code of `agentrl export ARGV`. Prints the folder on stdout and nothing else there."""
     options = _parser().parse_args(argv)
-    checkpoint, target = find_checkpoint(Path(options.checkpoint)), Path(options.out)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"{target} is there already: choose a new folder.")
+    checkpoint, target = find_checkpoint(Path(options.checkpoint)), new_folder(options.out)
     from transformers.utils import logging
 
     from agentrl.trainers.checkpoint_export import export_checkpoint

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..errors import ConfigError
 from .console import err, out
+from .new_folder import new_folder
 from .policy import making, tiny_policy
 
 
@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     from agentrl.trainers.tiny import make_tiny, tiny_path
 
     if options.out is not None:
-        folder = _free(Path(options.out))
+        folder = new_folder(options.out)
         with making() as bar:
             make_tiny(options.kind, folder, progress=bar)
     else:
@@ -39,9 +39,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", metavar="DIR", help="a new folder; without it the policy is kept in the user's cache")
     parser.add_argument("--debug", action="store_true", help="show stack traces")
     return parser
-
-
-def _free(folder: Path) -> Path:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"--out {folder} is there already: choose a new folder.")
-    return folder

@@ -18,26 +18,15 @@ from ..trajectory import Row
 from .record import JSON_LINES, episode_record, json_line
 
 HELD = "rollouts.jsonl"
+OF_ROWS = ("rollout_id", "group_id", "task_id", "env", "total_reward", "score", "truncated", "finish_reason")
+"""What an episode's record holds once, and each of its rows has."""
 
 
 def read_episode(record: Mapping[str, Any]) -> EpisodeResult:
     """The episode of one line."""
     return EpisodeResult(
-        rollout_id=record["rollout_id"],
-        group_id=record["group_id"],
-        draw=record["draw"],
-        sample=record["sample"],
-        task_id=record["task_id"],
-        env=record["env"],
         rows=[_read_row(row, record) for row in record["rows"]],
-        messages=record["messages"],
-        total_reward=record["total_reward"],
-        score=record["score"],
-        truncated=record["truncated"],
-        finish_reason=record["finish_reason"],
-        metrics=record["metrics"],
-        error=record["error"],
-        turns=record["turns"],
+        **{key: record[key] for key in (*OF_ROWS, "draw", "sample", "messages", "metrics", "error", "turns")},
     )
 
 
@@ -49,14 +38,7 @@ def _read_row(row: Mapping[str, Any], record: Mapping[str, Any]) -> Row:
         versions=np.array(row["versions"], np.int32),
         rewards=np.array(row["rewards"], np.float32),
         images=[(sha, start, count) for sha, start, count in row["images"]],
-        rollout_id=record["rollout_id"],
-        group_id=record["group_id"],
-        task_id=record["task_id"],
-        env=record["env"],
-        total_reward=record["total_reward"],
-        score=record["score"],
-        truncated=record["truncated"],
-        finish_reason=record["finish_reason"],
+        **{key: record[key] for key in OF_ROWS},
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from agentrl.trainers.group import TrainerGroup
 
 from agentrl import Row
 from agentrl.engines.weights import WeightReader
@@ -71,4 +72,14 @@ def published(trainer: Any, version: int = 0) -> dict[str, torch.Tensor]:
     tensors = {name: tensor.clone() for name, tensor in reader.tensors()}
     reader.close()
     trainer.release()
+    return tensors
+
+
+async def received(group: TrainerGroup) -> dict[str, torch.Tensor]:
+    """The weights as an engine would get them."""
+    source = await group.publish(1)
+    reader = WeightReader(source)
+    tensors = {name: tensor.clone() for name, tensor in reader.tensors()}
+    reader.close()
+    await group.release(source)
     return tensors

@@ -28,6 +28,7 @@ from agentrl.cli.train import algorithm_facts
 from agentrl.config import Config
 from agentrl.config.checks import check_training
 
+from .one_token import single
 from .rollouts import distance, make_row, make_rows, weights
 
 torch.set_num_threads(1)
@@ -43,15 +44,6 @@ def refused(said: str, **sections: Any) -> None:
     config = configured(**sections)
     with pytest.raises(ConfigError, match=said):
         check_training(config, algorithm_facts(config))
-
-
-def single(log_ratio: float, advantage: float = 1.0, **options: Any) -> tuple[float, float]:
-    """Loss of one token and its derivative by logp."""
-    logp = torch.tensor([[log_ratio]], requires_grad=True)
-    loss = policy_loss(logp, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.ones(1, 1), **options).loss
-    loss.backward()
-    assert logp.grad is not None
-    return loss.item(), logp.grad.item()
 
 
 # ---------------------------------------------------------------- 8

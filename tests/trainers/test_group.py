@@ -17,11 +17,10 @@ from PIL import Image as PILImage
 
 from agentrl import ConfigError, DataError, Image, InfrastructureError
 from agentrl.config import Config, ParallelSection
-from agentrl.engines.weights import WeightReader
 from agentrl.image_store import ImageStore
 
 from ..engines import tiny
-from .rollouts import distance, make_row, make_rows, published
+from .rollouts import distance, make_row, make_rows, published, received
 
 Start = Callable[..., Awaitable[TrainerGroup]]
 
@@ -61,15 +60,6 @@ async def start(ray_cluster: None, models: Path, tmp_path: Path) -> AsyncIterato
     yield make
     for group in groups:
         await group.close()
-
-
-async def received(group: TrainerGroup) -> dict[str, torch.Tensor]:
-    source = await group.publish(1)
-    reader = WeightReader(source)
-    tensors = {name: tensor.clone() for name, tensor in reader.tensors()}
-    reader.close()
-    await group.release(source)
-    return tensors
 
 
 @pytest.mark.slow

@@ -9,17 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from agentrl.trainers.group import TrainerGroup
 from PIL import Image as PILImage
 
 from agentrl import Image, Row
 from agentrl.config import Config
-from agentrl.engines.weights import WeightReader
 from agentrl.image_store import ImageStore
 
 from ..engines import tiny
-from .rollouts import distance, make_row, make_rows
+from .rollouts import distance, make_row, make_rows, received
 
 pytestmark = pytest.mark.slow
 Start = Callable[..., Awaitable[TrainerGroup]]
@@ -48,15 +46,6 @@ async def start(ray_cluster: None, models: Path, tmp_path: Path) -> AsyncIterato
     yield make
     for group in groups:
         await group.close()
-
-
-async def received(group: TrainerGroup) -> dict[str, torch.Tensor]:
-    source = await group.publish(1)
-    reader = WeightReader(source)
-    tensors = {name: tensor.clone() for name, tensor in reader.tensors()}
-    reader.close()
-    await group.release(source)
-    return tensors
 
 
 def batches() -> list[list[Row]]:

@@ -10,6 +10,8 @@ import torch
 from agentrl.trainers import Mean, aggregate, correction_weights, kl_estimate, kl_loss, policy_loss, value_loss
 from torch import Tensor
 
+from .one_token import single
+
 torch.set_num_threads(1)
 NAN = math.nan
 GARBAGE = (NAN, math.inf, -math.inf, 1e30)
@@ -19,15 +21,6 @@ MASK = torch.tensor([[1, 0, 1, 1], [0, 1, 1, 0]]).bool()
 def assert_close(got: Tensor | None, want: Any, atol: float = 1e-6) -> None:
     assert got is not None
     torch.testing.assert_close(got, torch.as_tensor(want, dtype=torch.float32), atol=atol, rtol=1e-5)
-
-
-def single(log_ratio: float, advantage: float = 1.0, **options: Any) -> tuple[float, float]:
-    """Loss of one token and its derivative by logp."""
-    logp = torch.tensor([[log_ratio]], requires_grad=True)
-    loss = policy_loss(logp, torch.zeros(1, 1), torch.tensor([[advantage]]), torch.ones(1, 1), **options).loss
-    loss.backward()
-    assert logp.grad is not None
-    return loss.item(), logp.grad.item()
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)

@@ -75,15 +75,6 @@ def test_recomputed_activations_change_nothing(make_trainer: Make) -> None:
     assert distance(expected, result) < 1e-7
 
 
-def test_one_step_for_each_planned_update(make_trainer: Make) -> None:
-    trainer = make_trainer(train={"micro_batch_tokens": 40})
-    for step, count in enumerate((3, 5, 1)):
-        rows = [make_row(10 * step + i, 30, rollout=f"{i}", reward=float(i % 2)) for i in range(2 * count)]
-        trainer.train(rows, step)
-        assert all(p.grad is None for p in trainer.policy.model.parameters())
-    assert trainer._tools.backend.engine.global_steps == 3
-
-
 def test_the_first_gradient_is_the_score_function(make_trainer: Make) -> None:
     """One sgd step moves the weights by -lr times the gradient of -sum(A logp) / trained tokens."""
     rows = make_rows()
