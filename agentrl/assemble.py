@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import tomllib
 from collections.abc import Callable, Iterable
 from typing import Any
+from urllib.parse import urlsplit
 
 from .config import Config
 from .data import load_tasks
@@ -20,6 +22,9 @@ from .renderer import Renderer
 from .reward_client import check_reward_servers, served_reward
 from .single_turn import SingleTurnExecutor
 from .tokens import read_token
+
+LISTENS_S = 5.0
+"""How long an agent server may take to accept a connection before the run starts."""
 
 
 def parse_options(pairs: Iterable[str], flag: str) -> dict[str, Any]:
@@ -128,10 +133,24 @@ def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
     return function
 
 
-async def check_rewards(config: Config) -> None:
-    """Whether the reward servers answer. Raises ConfigError."""
+async def check_servers(config: Config) -> None:
+    """Whether the reward servers answer, and one of the agent servers listens. Raises ConfigError."""
     for spec in filter(is_url, config.reward.name):
         await check_reward_servers(spec, read_token(config.env.token_file, "--env.token-file"))
+    agents = list(filter(is_url, config.agent.name))
+    if agents and not any([await _listens(url) for url in agents]):
+        raise ConfigError(f"--agent {' '.join(agents)}: no agent server listens there.")
+
+
+async def _listens(url: str) -> bool:
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(address.hostname, port), LISTENS_S)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def _agent_executor(config: Config, worker: int) -> AgentExecutorBase:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .assemble import EnvSource, check_rewards, episode_limits, make_executor, make_renderer, make_tasks
+from .assemble import EnvSource, check_servers, episode_limits, make_executor, make_renderer, make_tasks
 from .config import Config
 from .engine import Limits
 from .env import Task
@@ -64,7 +64,7 @@ class Ready:
 async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> Ready:
     """Everything that can be known without loading weights. Raises ConfigError or DataError, one paragraph each."""
     make_executor(config)
-    await check_rewards(config)
+    await check_servers(config)
     tasks = make_tasks(config, "train")
     first, tasks = _peek(tasks, config)
     facts = await probe(config, first)

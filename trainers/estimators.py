@@ -81,7 +81,9 @@ def find_estimator(name: str) -> Estimator:
     if found is not None:
         raise ValueError(f"{name} is neither decorated with @register_advantage nor a Preset.")
     known = sorted({*_estimators, *preset_names()})
-    raise ValueError(f"There is no advantage named {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
+    raise ValueError(
+        f"There is no algorithm or advantage named {name!r}.{suggest(name, known)} Known: {', '.join(known)}."
+    )
 
 
 def algorithm(name: str) -> Preset:

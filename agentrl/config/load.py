@@ -43,7 +43,7 @@ def parse_command(command: type[S], argv: Sequence[str], *, prog: str, descripti
 
 def with_stored_config(argv: Sequence[str]) -> list[str]:
     """For --resume without --config: the run's own config.toml as the file, and its name where the checkpoint's path was
-    given. Flags still win.
+    given. Flags still win. Raises ConfigError when there is no such run.
     """
     resume = _flag_value(argv, "--resume") or _flag_value(argv, "--run.resume")
     if resume is None or _flag_value(argv, "--config") is not None:
@@ -51,10 +51,13 @@ def with_stored_config(argv: Sequence[str]) -> list[str]:
     given = list(argv)
     name, parent = _flag_value(argv, "--run.name"), _flag_value(argv, "--run.dir") or "runs"
     if resume != "latest" and name is None:
-        run = Path(resume).resolve().parent.parent
-        given += ["--run.dir", str(run.parent), "--run.name", run.name]
-        name, parent = run.name, str(run.parent)
-    stored = Path(parent) / (name or "") / "config.toml"
+        owner = Path(resume).resolve().parent.parent
+        given += ["--run.dir", str(owner.parent), "--run.name", owner.name]
+        name, parent = owner.name, str(owner.parent)
+    run = Path(parent) / (name or "")
+    if name is not None and not run.is_dir():
+        raise ConfigError(f"--resume {resume}: there is no run {run}.")
+    stored = run / "config.toml"
     return [*given, "--config", str(stored)] if stored.is_file() else given
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
 from agentrl import ConfigError, DataError
-from agentrl.assemble import EnvSource, make_reward, make_tasks
+from agentrl.assemble import EnvSource, check_servers, make_reward, make_tasks
 from agentrl.checkpoint import read_state
 from agentrl.config import Config
 from agentrl.config.load import validated
@@ -72,3 +74,25 @@ def test_a_damaged_checkpoint(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(DataError, match="no checkpoint that can be read"):
         read_state(tmp_path)
+
+
+async def test_agent_servers_of_which_none_listens(unused_port: int) -> None:
+    urls = [f"http://127.0.0.1:{unused_port}", "http://no-such-host.invalid:1"]
+    with pytest.raises(ConfigError, match="no agent server listens there"):
+        await check_servers(Config.model_validate({"agent": {"name": urls}}))
+
+
+async def test_one_agent_server_that_listens_is_enough(unused_port: int) -> None:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    urls = [f"http://127.0.0.1:{unused_port}", f"http://127.0.0.1:{port}"]
+    await check_servers(Config.model_validate({"agent": {"name": urls}}))
+    server.close()
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -54,7 +54,7 @@ def test_a_registered_estimator_is_an_algorithm_with_the_default_axes() -> None:
     got = algorithm("zero_everywhere")
     assert (got.advantage, got.level, got.clip, got.critic) == ("zero_everywhere", "token", (0.2, 0.2), True)
     assert algorithm("grpo") is find_preset("grpo")
-    with pytest.raises(ValueError, match="no advantage named"):
+    with pytest.raises(ValueError, match="no algorithm or advantage named"):
         algorithm("nothing_like_it")
 
 
