@@ -22,6 +22,9 @@ from .renderer import Renderer
 from .seeds import derive
 from .trajectory import Trajectory
 
+MOST_MESSAGE, MOST_TRACEBACK = 2000, 8000
+"""Characters of an error that are kept."""
+
 
 @dataclass
 class RolloutContext:
@@ -205,10 +208,17 @@ def describe_error(error: BaseException) -> dict[str, Any]:
     retryable = error.retryable if isinstance(error, AgentRLError) else False
     return {
         "class": error_class(error),
-        "message": str(error),
+        "message": _clipped(str(error), MOST_MESSAGE),
         "retryable": retryable,
-        "traceback": "".join(traceback.format_exception(error)),
+        "traceback": _clipped("".join(traceback.format_exception(error)), MOST_TRACEBACK),
     }
+
+
+def _clipped(text: str, most: int) -> str:
+    """Both ends of a long text: user code may raise megabytes, in every episode."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most // 2]} … {len(text) - most} characters left out … {text[-most // 2 :]}"
 
 
 async def run_episode(

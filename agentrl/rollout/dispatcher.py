@@ -174,9 +174,9 @@ class Dispatcher:
         retries = self.config.rollout.retries
         result = await self._attempt(order)
         for attempt in range(retries):
-            if not result.retryable:
+            if not result.retryable or result.error is None:
                 break
-            log.warning("episode %s: attempt %d lost: %s", order.rollout_id, attempt + 1, result.error)
+            self._errors.lost(order, attempt + 1, result.error)
             result = await self._attempt(order)
         return result
 

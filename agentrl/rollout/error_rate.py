@@ -1,8 +1,10 @@
-"""How many episodes fail, and when that is too many to go on."""
+"""How many episodes fail, what is said of it, and when that is too many to go on."""
 
 from __future__ import annotations
 
 import logging
+import re
+from typing import Any
 
 from ..config import RolloutSection
 from ..errors import RunStoppedError
@@ -13,7 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class ErrorRate:
-    """Counts the episodes that ended since the last batch. At least LEAST of them, and a group's worth, are judged."""
+    """Counts the episodes that ended since the last batch. At least LEAST of them, and a group's worth, are judged.
+
+    Of each cause the log shows the first since the last batch; a worker that dies takes a hundred episodes with it.
+    """
 
     def __init__(self, rollout: RolloutSection) -> None:
         self._rollout = rollout
@@ -23,6 +28,7 @@ class ErrorRate:
     def reset(self) -> None:
         """A batch was taken."""
         self._ended = self._failed = 0
+        self._said: set[str] = set()
 
     def note(self, order: EpisodeOrder, result: EpisodeResult) -> None:
         self._ended += 1
@@ -31,7 +37,18 @@ class ErrorRate:
         self._failed += 1
         self._last = f"{result.error['class']}: {result.error['message']}"
         what = (result.env or "env unknown", order.task.id, order.rollout_id)
-        log.warning("%s, task %s: episode %s failed: %s", *what, result.error["traceback"])
+        log.log(self._level(result.error), "%s, task %s: episode %s failed: %s", *what, result.error["traceback"])
+
+    def lost(self, order: EpisodeOrder, attempt: int, error: dict[str, Any]) -> None:
+        """An attempt that infrastructure lost; another one follows."""
+        what = (order.rollout_id, attempt, error["class"], error["message"])
+        log.log(self._level(error), "episode %s: attempt %d lost, played again: %s: %s", *what)
+
+    def _level(self, error: dict[str, Any]) -> int:
+        cause = re.sub(r"\d+", "#", f"{error['class']}: {error['message']}")[:200]
+        first = cause not in self._said
+        self._said.add(cause)
+        return logging.WARNING if first else logging.INFO
 
     def check(self) -> None:
         """Raises RunStoppedError when more than rollout.max_error_rate of the episodes failed."""
