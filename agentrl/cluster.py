@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .assemble import parse_options
 from .config import Config
 from .errors import ConfigError
+from .guardian import guarded
 from .preflight import Ready
 from .rollout.pool import WorkerPool
 from .rollout.worker import WorkerSpec
@@ -23,29 +24,37 @@ if TYPE_CHECKING:
     from .engines.vllm_options import VLLMOptions
 
 
-def connect(config: Config) -> None:
-    """Join the cluster that RAY_ADDRESS names, else start one on this machine with room for what the run asks."""
+@contextmanager
+def connected(config: Config) -> Iterator[None]:
+    """Ray for the time of a run: the connection there is, the cluster that RAY_ADDRESS names, or one on this machine with
+    room for what the run asks. Only the last is ended afterwards, also when this process is killed.
+    """
     import ray
 
     if ray.is_initialized():
+        yield
         return
-    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
-    if "RAY_ADDRESS" not in os.environ:
-        wanted = config.engine.count + config.parallel.ranks * config.parallel.threads + 1
-        options |= {"num_cpus": max(wanted, os.cpu_count() or 1)}
-    ray.init(**options)
+    local = "RAY_ADDRESS" not in os.environ
+    folder = _connect(config, local)
+    with guarded(folder) if local else nullcontext():
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
-@contextmanager
-def connected(config: Config) -> Iterator[None]:
-    """A cluster for the time of a run: a local one is ended, one that was joined is left."""
+def _connect(config: Config, local: bool) -> str:
+    """The folder of the cluster's session."""
     import ray
 
-    connect(config)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
+    if local:
+        wanted = config.engine.count + config.parallel.ranks * config.parallel.threads + 1
+        # Ray's default of 15 lets any other program on the machine starve engines and trainer, but not the driver.
+        options |= {"num_cpus": max(wanted, os.cpu_count() or 1), "_system_config": {"worker_niceness": 0}}
+    ray.init(**options)
+    folder: str = ray._private.worker._global_node.get_session_dir_path()
+    return folder
 
 
 def check_gpus(config: Config) -> float:

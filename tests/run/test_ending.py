@@ -21,12 +21,16 @@ OPTIONS = ["train", "--env", "screenshot_math", "--train.steps", "200", "--train
 SCRIPT = "from agentrl import Reply\ndef reply(request):\n    return Reply([15, 503], [-0.5, -0.5], delay_s=0.05)\n"
 
 
-def processes(mark: str) -> list[int]:
-    """Living processes that were started with the mark in their environment."""
+def processes(mark: str, folder: Path) -> list[int]:
+    """Living processes that were started with the mark in their environment, or that run in the folder: those that change
+    their title overwrite what can be read of their environment.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("AGENTRL_TEST_MARK") == mark:
+            if process.status() != psutil.STATUS_ZOMBIE and (
+                process.environ().get("AGENTRL_TEST_MARK") == mark or process.cwd() == str(folder)
+            ):
                 found.append(process.pid)
         except psutil.Error:
             continue
@@ -55,15 +59,19 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals, engine: str) ->
     own = ["--engine", "scripted", "--engine.script", f"{script}:reply"] if engine == "scripted" else []
     command = [AGENTRL, *OPTIONS, "--run.dir", str(tmp_path), "--run.name", "run", *own]
     with (tmp_path / "log").open("w") as log:
-        run = subprocess.Popen(command, env={**os.environ, "AGENTRL_TEST_MARK": mark}, stdout=log, stderr=log)
+        run = subprocess.Popen(
+            command, env={**os.environ, "AGENTRL_TEST_MARK": mark}, stdout=log, stderr=log, cwd=tmp_path
+        )
     metrics = tmp_path / "run" / "metrics.jsonl"
     try:
         assert wait_until(lambda: run.poll() is not None or (metrics.is_file() and metrics.stat().st_size), 240)
         assert run.poll() is None, (tmp_path / "log").read_text()[-3000:]
         run.send_signal(number)
-        assert wait_until(lambda: run.poll() is not None and not processes(mark), 30), (tmp_path / "log").read_text()
+        assert wait_until(lambda: run.poll() is not None and not processes(mark, tmp_path), 30), (
+            tmp_path / "log"
+        ).read_text()
     finally:
-        for pid in processes(mark):
+        for pid in processes(mark, tmp_path):
             os.kill(pid, signal.SIGKILL)
     if number is not signal.SIGKILL:
         check_orderly(tmp_path / "run", run.returncode)
