@@ -19,7 +19,7 @@ from .metrics import measure
 from .objective import Objective
 from .reading import Reader
 from .slots import aligned, at_slots, rollout_ids
-from .updating import Parts, Updates
+from .updating import Parts, Share, Updates
 
 logger = logging.getLogger(__name__)
 _NAMES = {
@@ -63,7 +63,7 @@ class BatchPass:
         self._decided = decided
         self._kl_coef = kl_coef
         self._current = at_slots([row.versions for row in rows], rows) == version
-        self._updates = Updates(tools.backend, tools.rank, tools.device, rows, decided)
+        self._updates = Updates(tools.backend, tools.rank, [len(row) for row in rows])
         self._mismatch: list[Parts] = []
         self._max_abs = 0.0
         self._moved = False
@@ -77,7 +77,7 @@ class BatchPass:
         """
         rollouts = len({self._rollouts[row] for row in update.rows})
         denominator = self._tools.objective.denominator(self._decided.select(update.rows), rollouts)
-        norm = self._updates.make(update, lr, lambda rows, decided: self._loss(rows, decided, denominator))
+        norm = self._updates.make(update, lr, lambda rows, counted: self._loss(rows, counted, denominator))
         self._moved |= math.isfinite(norm)
         return norm
 
@@ -96,15 +96,16 @@ class BatchPass:
             logger.warning("the off-policy correction gives %.0f %% of the trained tokens weight 0", 100 * zeroed)
         return report
 
-    def _loss(self, rows: MicroBatch, decided: Decided, denominator: float) -> tuple[Tensor, Tensor, Parts]:
-        """The share of the update's loss that some rows have, and their log-probs."""
+    def _loss(self, rows: MicroBatch, counted: bool, denominator: float) -> Share:
+        """The share of the update's loss that some rows have; its output is their log-probs."""
         tools = self._tools
+        decided = self._decided.share(rows, counted, tools.device)
         logp, entropy = map(aligned, tools.reader(tools.backend, [self._rows[row] for row in rows]))
         if not self._moved and decided.old_logp is None:
             self._compare(rows, decided, logp.detach())
         old = self._old(logp, decided)
         loss, metrics = tools.objective.loss(logp, old, entropy, decided, denominator, self._kl_coef)
-        return loss, logp, metrics | measure({"entropy": entropy}, decided.mask)
+        return Share(loss, logp, metrics | measure({"entropy": entropy}, decided.mask), decided.bad(logp))
 
     def _old(self, logp: Tensor, decided: Decided) -> Tensor:
         """Log-probs of the proximal policy."""

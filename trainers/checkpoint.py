@@ -18,6 +18,8 @@ from .backend import Backend
 
 TAG = "trainer"
 """The checkpoint's folder of the trainer."""
+TEXT, SCORE = "text", "score"
+"""What a model has on top: logits over its vocabulary, or one number a sequence."""
 _ABOUT = "policy.json"
 
 
@@ -35,13 +37,15 @@ class Counters:
 
 @dataclass(frozen=True)
 class About:
-    """What a checkpoint was written of: enough to export it without the run. `lora` = LoraSection as a dict."""
+    """What a checkpoint was written of: enough to export it without the run. `lora` = LoraSection as a dict;
+    `head` = TEXT or SCORE."""
 
     model: str
     trust_remote_code: bool
     dtype: str
     stage: int
     lora: dict[str, Any]
+    head: str = TEXT
 
     @property
     def adapted(self) -> bool:

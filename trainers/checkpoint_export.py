@@ -13,7 +13,7 @@ from ..config import LoraSection
 from ..errors import DataError
 from .checkpoint import TAG, About
 from .ema import read_average
-from .export import adapter_weights, export_adapter, export_policy, whole_weights
+from .export import adapter_weights, export_adapter, export_model, whole_weights
 from .lora import add_adapters
 from .models import load_model
 
@@ -47,7 +47,7 @@ def export_checkpoint(folder: Path, out: Path, *, model: str | None = None, aver
         _put(policy, weights, source)
     out.mkdir(parents=True, exist_ok=True)
     whole: Any = _Whole()
-    export_policy(policy, whole_weights(policy, whole), source, out)
+    export_model(policy, whole_weights(policy, whole), source, out)
     if about.adapted:
         export_adapter(policy, adapter_weights(policy, whole), source, out)
 

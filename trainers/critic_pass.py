@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from ..trajectory import Row
 from .batch import MicroBatch, Update
 from .critic import Critic
 from .decided import Decided
 from .losses import value_loss
 from .slots import aligned
-from .updating import Parts, Updates
+from .updating import Share, Updates
 
 _NAMES = {
     "loss": "critic/loss",
@@ -35,7 +33,7 @@ class CriticPass:
         self._critic = critic
         self._rows = rows
         self._decided = decided
-        self._updates = Updates(critic.backend, rank, critic.device, rows, decided)
+        self._updates = Updates(critic.backend, rank, [len(row) for row in rows])
 
     def make(self, update: Update, index: int) -> float:
         """Planned update `index`, its denominator known before the first backward; the gradient's norm.
@@ -44,7 +42,7 @@ class CriticPass:
         """
         denominator = float(self._decided.select(update.rows).mask.sum())
         rate = self._critic.rate(index)
-        return self._updates.make(update, rate, lambda rows, decided: self._loss(rows, decided, denominator))
+        return self._updates.make(update, rate, lambda rows, counted: self._loss(rows, counted, denominator))
 
     def suspects(self) -> list[int]:
         """See Updates.suspects."""
@@ -55,7 +53,8 @@ class CriticPass:
         report = {_NAMES[name]: value for name, value in self._updates.averages().items()}
         return report | self._explained()
 
-    def _loss(self, rows: MicroBatch, decided: Decided, denominator: float) -> tuple[Tensor, Tensor, Parts]:
+    def _loss(self, rows: MicroBatch, counted: bool, denominator: float) -> Share:
+        decided = self._decided.share(rows, counted, self._critic.device)
         assert decided.returns is not None
         values = aligned(self._critic.values([self._rows[row] for row in rows])[0])
         loss, metrics = value_loss(
@@ -66,7 +65,7 @@ class CriticPass:
             clip=self._critic.value_clip,
             denominator=denominator,
         )
-        return loss, values, metrics
+        return Share(loss, values, metrics, decided.bad(values))
 
     def _explained(self) -> dict[str, float]:
         """1 - var(G - V) / var(G) over trained tokens, of the values that the advantages were made with."""

@@ -38,13 +38,16 @@ class Decided:
         """The same on another device."""
         return self._each(lambda table: table.to(device))
 
-    def without_weight(self) -> Decided:
-        """Nothing of it trained: a forward and backward pass that only keeps the ranks in step."""
-        return replace(self, mask=torch.zeros_like(self.mask))
+    def share(self, rows: Sequence[int], counted: bool, device: torch.device) -> Decided:
+        """What is decided of some rows, on a device. Not counted: nothing of it is trained, in a forward and backward pass
+        that only keeps the ranks in step.
+        """
+        decided = self.select(rows)
+        return (decided if counted else replace(decided, mask=torch.zeros_like(decided.mask))).to(device)
 
-    def suspects(self) -> Tensor:
-        """bool[B]: rows in which a number that a loss reads at a trained slot is not finite."""
-        bad = torch.zeros_like(self.mask)
+    def bad(self, output: Tensor) -> Tensor:
+        """bool[B]: rows with a number at a trained slot that is not finite, in the module's output or in what a loss reads."""
+        bad = self.mask & ~output.detach().isfinite()
         for field in fields(self):
             table = getattr(self, field.name)
             if table is not None:

@@ -64,7 +64,7 @@ def hub_weights(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def export_policy(model: Any, weights: dict[str, Tensor], source: str, folder: Path) -> None:
+def export_model(model: Any, weights: dict[str, Tensor], source: str, folder: Path) -> None:
     """Write what `from_pretrained` reads: the weights of `whole_weights`, and all but the weights of `source`."""
     model.save_pretrained(folder, state_dict=dict(weights))
     origin = _local(source)

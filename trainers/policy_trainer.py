@@ -4,37 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from ..config import Config
-from ..engines.weights import WeightPublisher, WeightSource
-from ..report.run_folder import RunFolder
+from ..engines.weights import WeightSource
 from ..training import TrainReport
 from ..trajectory import Row
 from .advantages import Advantages
-from .backend import Backend, Offload, Place, join
+from .backend import Place
 from .bad_rows import DivergenceError as DivergenceError
-from .bad_rows import report_bad_update
 from .batch import Update, plan_updates
 from .batch_pass import BatchPass, Tools
-from .checkpoint import TAG, About, Counters, load_state, save_state
+from .core import Core, enter
 from .critic import open_critic
 from .critic_pass import CriticPass
 from .decided import Decided
-from .ema import WeightAverage
-from .export import adapter_weights, export_adapter, export_policy, hub_weights, whole_weights
 from .judges import Judges
 from .kl_control import kl_controller
 from .metrics import averages, measure
 from .models import Policy
 from .objective import Objective
-from .optimizers import learning_rate, make_optimizer
-from .reading import Reader, compute_dtype, open_model
+from .reading import open_model
 from .reference import open_reference, open_teacher
 from .scorer import TokenScorer
 from .scoring import Scores
@@ -69,35 +62,34 @@ class PolicyTrainer:
         place: Place | None = None,
     ) -> None:
         place = place or Place()
-        torch.set_num_threads(config.parallel.threads)
-        torch.manual_seed(config.run.seed)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        join(place, device)
+        device = enter(config, place)
         self._config = config
-        self._model_path = model_path
-        self._run_folder = RunFolder(Path(image_dir).parent)
-        self._planned = planned_updates
-        self._lr = config.optim.lr or default_lr
-        self._ranks = place.ranks
-        self._counters = Counters()
-        self._publisher = WeightPublisher()
         objective = Objective.of(config)
         reader = open_model(
             config, model_path, image_dir, trained=True, device=device, ranks=place.ranks, lora=config.lora
         )
-        self._tools = Tools(reader, _backend(reader, config, objective, self._lr), objective, place.rank)
-        self._about = _about(config, model_path, compute_dtype(config, device), self._tools.backend.stage)
-        self._average = _average(config, self._tools.backend)
+        scorer = TokenScorer(reader.policy, config.rollout.temperature, entropy_grad=objective.entropy_coef != 0)
+        self._core = Core(
+            config,
+            scorer,
+            reader,
+            place=place,
+            model_path=model_path,
+            image_dir=image_dir,
+            planned_updates=planned_updates,
+            default_lr=default_lr,
+        )
+        self._tools = Tools(reader, self._core.backend, objective, place.rank)
         self._kl = kl_controller(config.algo.kl.coef, config.algo.kl.target, config.algo.kl.horizon)
         estimator, where = objective.estimator, (config, model_path, image_dir, device)
-        self._critic = open_critic(*where, place.ranks, self._lr, planned_updates) if estimator.critic else None
+        self._critic = open_critic(*where, place.ranks, self._core.lr, planned_updates) if estimator.critic else None
         teacher = open_teacher(*where) if estimator.teacher else None
         reference = open_reference(*where, own=(reader, self._tools.backend))
         self._judges = Judges(self._tools, reference, teacher, self._critic)
 
     @property
     def version(self) -> int:
-        return self._counters.version
+        return self._core.counters.version
 
     @property
     def policy(self) -> Policy:
@@ -112,7 +104,7 @@ class PolicyTrainer:
         DivergenceError after too many updates with numbers that are not finite.
         """
         objective = self._tools.objective
-        scores = self._judges.score(rows, ranks=self._ranks, budget=self._config.train.micro_batch_tokens)
+        scores = self._judges.score(rows, ranks=self._core.ranks, budget=self._config.train.micro_batch_tokens)
         found = objective.advantages(rows, scores, self._kl.coef)
         decided = objective.decide(rows, found, scores, self.version)
         report = TrainReport(False, self._batch_metrics(rows, found, scores), spread(found.advantages, rows))
@@ -128,7 +120,7 @@ class PolicyTrainer:
             decided.mask.any(1).tolist(),
             updates=self._config.train.updates_per_batch,
             epochs=self._config.train.epochs,
-            ranks=self._ranks,
+            ranks=self._core.ranks,
             budget=self._config.train.micro_batch_tokens,
             half_cost=self.policy.half_cost,
         )
@@ -138,12 +130,12 @@ class PolicyTrainer:
         plan = self._plan(batch.rows, batch.decided)
         policy, critic = self._policy_pass(batch, len(plan)), self._critic_pass(batch)
         for update in plan:
-            index = self._counters.updates
-            self._counters.updates += 1
+            index = self._core.counters.updates
+            self._core.counters.updates += 1
             if critic is not None and update.rows:
                 self._made(critic.make(update, index), critic, batch, update, index)
             if policy is not None and update.rows:
-                norm = policy.make(update, self._rate(index))
+                norm = policy.make(update, self._core.rate(index))
                 report.updated |= self._made(norm, policy, batch, update, index)
         for made in (policy, critic):
             report.metrics |= {} if made is None else made.metrics()
@@ -155,30 +147,19 @@ class PolicyTrainer:
 
     def _policy_pass(self, batch: _Batch, planned: int) -> BatchPass | None:
         """None for a batch without signal, and while the critic warms up."""
-        warming = self._critic is not None and self._counters.updates < self._config.critic.warmup_steps * planned
+        warming = self._critic is not None and self._core.counters.updates < self._config.critic.warmup_steps * planned
         if warming or not self._tools.objective.has_signal(batch.decided):
             return None
         return BatchPass(self._tools, batch.rows, batch.decided, self.version, self._kl.coef)
 
     def _made(self, norm: float, made: BatchPass | CriticPass, batch: _Batch, update: Update, index: int) -> bool:
         """True when the weights moved. Else the update is counted and its rows saved: those at fault, or all of it."""
-        if math.isfinite(norm):
-            if self._average is not None and isinstance(made, BatchPass):
-                self._average.update()
-            return True
-        self._counters.bad_steps += 1
-        report_bad_update(
-            f"{made.who}, step {batch.step}, update {index}",
-            norm,
-            [batch.rows[i] for i in batch.suspects or made.suspects() or update.rows],
-            self._run_folder.bad_rows(batch.step) if self._tools.rank == 0 else None,
-            count=self._counters.bad_steps,
-            allowed=self._config.train.max_bad_steps,
-        )
-        return False
-
-    def _rate(self, update: int) -> float:
-        return learning_rate(self._config.optim, self._lr, update, self._planned)
+        at_fault = [] if math.isfinite(norm) else batch.suspects or made.suspects() or update.rows
+        what = f"{made.who}, step {batch.step}, update {index}"
+        moved = self._core.made(norm, what, batch.step, [batch.rows[i] for i in at_fault])
+        if moved and isinstance(made, BatchPass):
+            self._core.average()
+        return moved
 
     def _batch_metrics(self, rows: Sequence[Row], found: Advantages, scores: Scores) -> dict[str, float]:
         """advantage/* and kl/* over trained tokens of valid rollouts; counts of rollouts and groups that gave nothing."""
@@ -198,8 +179,8 @@ class PolicyTrainer:
 
     def _state_metrics(self) -> dict[str, float]:
         """Where the trainer stands after a batch."""
-        last = self._counters.updates - 1
-        metrics = {"policy/lr": self._rate(last), "policy/bad_steps": float(self._counters.bad_steps)}
+        last = self._core.counters.updates - 1
+        metrics = {"policy/lr": self._core.rate(last), "policy/bad_steps": float(self._core.counters.bad_steps)}
         if self._critic is not None:
             metrics["critic/lr"] = self._critic.rate(last)
         if self._config.algo.kl.coef:
@@ -216,84 +197,35 @@ class PolicyTrainer:
     # ------------------------------------------------------------------ weights and state
 
     def publish(self, version: int) -> WeightSource | None:
-        """The current weights, under the names of a Hugging Face checkpoint, in shared memory of rank 0's host.
-
-        None on other ranks, which take part in the gathering.
-        """
-        self._counters.version = version
-        weights = self._weights()
-        return self._publisher.publish(hub_weights(self.policy.model, weights).items(), version) if weights else None
+        """See Core.publish."""
+        return self._core.publish(version)
 
     def release(self) -> None:
         """Free what `publish` gave."""
-        self._publisher.release()
+        self._core.release()
 
     def save(self, folder: Path) -> None:
         """Weights, their average, optimizers, random state, KL coefficient and counters into an existing folder."""
-        self._counters.kl_coef = self._kl.coef
-        save_state(self._tools.backend, self._counters, self._about, folder)
-        if self._average is not None:
-            self._average.save(folder / TAG)
+        self._core.counters.kl_coef = self._kl.coef
+        self._core.save(folder)
         if self._critic is not None:
             self._critic.save(folder)
 
     def load(self, folder: Path) -> None:
         """The state that `save` wrote with as many ranks. Raises DataError when the folder holds another."""
-        self._counters = load_state(self._tools.backend, self._about, folder)
-        if self._average is not None:
-            self._average.load(folder / TAG)
+        self._core.load(folder)
         if self._critic is not None:
             self._critic.load(folder)
-        if self._counters.kl_coef is not None and self._config.algo.kl.target is not None:
-            self._kl.coef = self._counters.kl_coef
+        kl_coef = self._core.counters.kl_coef
+        if kl_coef is not None and self._config.algo.kl.target is not None:
+            self._kl.coef = kl_coef
 
     def export(self, folder: Path) -> None:
-        """A Hugging Face folder of the weights, averaged ones where an average is kept: weights, configuration, tokenizer,
-        processor, chat template; a LoRA adapter once more by itself in `adapter/`.
-        """
-        backend, first = self._tools.backend, self._tools.rank == 0
-        with nullcontext() if self._average is None else self._average.in_place():
-            weights = self._weights()
-            adapter = adapter_weights(self.policy.model, backend, keep=first)
-            if first:
-                export_policy(self.policy.model, weights, self._model_path, folder)
-            if adapter:
-                export_adapter(self.policy.model, adapter, self._model_path, folder)
-
-    def _weights(self) -> dict[str, Tensor]:
-        """All of them on rank 0, none on the others, which take part in the gathering."""
-        return whole_weights(self.policy.model, self._tools.backend, keep=self._tools.rank == 0)
+        """See Core.export."""
+        self._core.export(folder)
 
     def close(self) -> None:
         """Free shared memory and leave the process group."""
-        self._publisher.release()
         if self._critic is not None:
             self._critic.close()
-        self._tools.backend.close()
-
-
-def _backend(reader: Reader, config: Config, objective: Objective, lr: float) -> Backend:
-    scorer = TokenScorer(reader.policy, config.rollout.temperature, entropy_grad=objective.entropy_coef != 0)
-    return Backend(
-        scorer,
-        make_optimizer(scorer, config.optim, lr),
-        stage=config.parallel.zero_stage,
-        max_norm=config.optim.max_norm,
-        dtype=compute_dtype(config, reader.device),
-        offload=Offload.of(config.parallel),
-    )
-
-
-def _about(config: Config, model_path: str, dtype: torch.dtype, stage: int) -> About:
-    return About(
-        model=model_path,
-        trust_remote_code=config.model.trust_remote_code,
-        dtype=str(dtype).removeprefix("torch."),
-        stage=stage,
-        lora=config.lora.model_dump(),
-    )
-
-
-def _average(config: Config, backend: Backend) -> WeightAverage | None:
-    module = backend.engine.module
-    return WeightAverage(module, config.optim.ema, sharded=backend.stage == 3) if config.optim.ema else None
+        self._core.close()

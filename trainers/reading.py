@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import Config, LoraSection
+from ..config import LoraSection, TrainerConfig
 from ..errors import ConfigError
 from ..image_store import ImageStore
 from ..trajectory import Row
@@ -44,7 +44,7 @@ class Reader:
 
 
 def open_model(
-    config: Config,
+    config: TrainerConfig,
     path: str,
     image_dir: str,
     *,
@@ -70,13 +70,13 @@ def open_model(
     return Reader(policy, pictures, device, always_look=trained and policy.vision and ranks > 1)
 
 
-def check_vocabulary(config: Config, path: str, model_path: str, flag: str) -> None:
+def check_vocabulary(config: TrainerConfig, path: str, model_path: str, flag: str) -> None:
     """Raises ConfigError when the tokens of another model are not the policy's."""
     if path != model_path and _vocabulary(path, config) != _vocabulary(model_path, config):
         raise ConfigError(f"{flag} {path} has another vocabulary than the policy: its tokens mean other things.")
 
 
-def _vocabulary(path: str, config: Config) -> dict[str, int]:
+def _vocabulary(path: str, config: TrainerConfig) -> dict[str, int]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
@@ -84,7 +84,7 @@ def _vocabulary(path: str, config: Config) -> dict[str, int]:
     return vocabulary
 
 
-def compute_dtype(config: Config, device: torch.device) -> torch.dtype:
+def compute_dtype(config: TrainerConfig, device: torch.device) -> torch.dtype:
     """The type of weights and activations."""
     if config.model.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..trajectory import Row
 from .backend import Backend, gather
 from .batch import MicroBatch, Update
-from .decided import Decided
 from .metrics import Mean, averages, merge
 
 Parts = dict[str, Mean]
-LossOf = Callable[[MicroBatch, Decided], tuple[Tensor, Tensor, Parts]]
-"""Rows, and what is decided of them -> (their share of the update's loss, the module's output [B, L], metrics)."""
+
+
+class Share(NamedTuple):
+    """What some rows have in an update: their part of its loss, the module's output that it was computed from, metrics, and
+    which of the rows hold a number that is not finite (bool[B]).
+    """
+
+    loss: Tensor
+    output: Tensor
+    metrics: Parts
+    bad: Tensor
+
+
+LossOf = Callable[[MicroBatch, bool], Share]
+"""Rows -> their share; False = without weight, for a pass that only keeps the ranks in step."""
 
 
 class Updates:
-    """Makes a module's updates and keeps what they showed. `decided` is of all rows, on the CPU.
+    """Makes a module's updates and keeps what they showed. `lengths` = tokens of each row.
 
     An update whose loss or gradient is not finite anywhere is made by no rank; its metrics are dropped.
     """
 
-    def __init__(
-        self, backend: Backend, rank: int, device: torch.device, rows: Sequence[Row], decided: Decided
-    ) -> None:
+    def __init__(self, backend: Backend, rank: int, lengths: Sequence[int]) -> None:
         self._backend = backend
         self._rank = rank
-        self._device = device
-        self._rows = rows
-        self._decided = decided
+        self._lengths = lengths
         self._parts: list[Parts] = []
         self._suspects: set[int] = set()
 
@@ -43,15 +51,13 @@ class Updates:
         others'.
         """
         parts: list[Parts] = []
-        filler = (min(update.rows, key=lambda row: len(self._rows[row])),)
+        filler = (min(update.rows, key=self._lengths.__getitem__),)
         for i, step in enumerate(update.steps):
             rows = step[self._rank] or filler
-            decided = self._decided.select(rows)
-            decided = (decided if step[self._rank] else decided.without_weight()).to(self._device)
-            loss, output, metrics = loss_of(rows, decided)
-            self._suspect(rows, decided, output)
-            parts += [metrics, {"loss": Mean(float(loss.detach()), 0.0)}]
-            self._backend.backward(_contagious(loss, output), last=i == len(update.steps) - 1)
+            share = loss_of(rows, bool(step[self._rank]))
+            self._suspects |= {row for row, found in zip(rows, share.bad.tolist(), strict=True) if found}
+            parts += [share.metrics, {"loss": Mean(float(share.loss.detach()), 0.0)}]
+            self._backend.backward(_contagious(share.loss, share.output), last=i == len(update.steps) - 1)
         norm = self._backend.step(lr)
         if math.isfinite(norm):
             own = [{"grad_norm": Mean(norm, 1.0), "loss": Mean(0.0, 1.0)}] if self._rank == 0 else []
@@ -65,10 +71,6 @@ class Updates:
     def suspects(self) -> list[int]:
         """Rows with a number that is not finite at a token in the loss, in the updates so far. Every rank must ask."""
         return sorted({row for rows in gather(self._suspects) for row in rows})
-
-    def _suspect(self, rows: MicroBatch, decided: Decided, output: Tensor) -> None:
-        bad = (decided.mask & ~output.detach().isfinite()).any(1) | decided.suspects()
-        self._suspects |= {row for row, found in zip(rows, bad.tolist(), strict=True) if found}
 
 
 def _contagious(loss: Tensor, output: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ from .how import (
     TrainSection,
     WatchdogSection,
 )
+from .supervised import DpoConfig, RmConfig, SftConfig, SupervisedConfig, TrainerConfig
 from .where import AgentSection, DataSection, EnvSection, LogSection, ModelSection, RewardSection, RunSection
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Config",
     "CriticSection",
     "DataSection",
+    "DpoConfig",
     "EngineSection",
     "EnvSection",
     "EvalSection",
@@ -41,9 +43,13 @@ __all__ = [
     "ParallelSection",
     "RefSection",
     "RewardSection",
+    "RmConfig",
     "RolloutSection",
     "RunSection",
+    "SftConfig",
+    "SupervisedConfig",
     "TeacherSection",
     "TrainSection",
+    "TrainerConfig",
     "WatchdogSection",
 ]

@@ -240,7 +240,18 @@ class OptimSection(Section):
     """Decay of a moving average of the weights, saved beside them and exported in their place; 0 = off."""
 
 
-class TrainSection(Section):
+class UpdateSection(Section):
+    """What every kind of training says of its updates."""
+
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Most tokens in one forward and backward pass; a longer single sequence is an error."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass to save memory."""
+    max_bad_steps: int = Field(3, ge=0)
+    """Updates that are skipped for a number that is not finite before the run stops; their rows are in bad_rows/."""
+
+
+class TrainSection(UpdateSection):
     """The loop."""
 
     steps: int | None = Field(None, ge=1)
@@ -255,12 +266,6 @@ class TrainSection(Section):
     """How many versions behind the trained weights a token may be; 0 = synchronous."""
     stale: Literal["wait", "drop"] = "wait"
     """wait: every group is trained in time, nothing is wasted; drop: finished groups over the bound are played again."""
-    micro_batch_tokens: int = Field(16384, ge=1)
-    """Most tokens in one forward and backward pass; a longer single sequence is an error."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass to save memory."""
-    max_bad_steps: int = Field(3, ge=0)
-    """Updates that are skipped for a number that is not finite before the run stops; their rows are in bad_rows/."""
 
 
 class ParallelSection(Section):

@@ -13,7 +13,7 @@ KeyValues = tyro.conf.UseAppendAction[list[str]]
 Names = tyro.conf.UseAppendAction[list[str]]
 
 
-class RunSection(Section):
+class RunFolderSection(Section):
     """The run and its folder."""
 
     dir: str = "runs"
@@ -24,27 +24,37 @@ class RunSection(Section):
     """Seed of task draws, environments and sampling."""
     resume: Annotated[str | None, tyro.conf.arg(aliases=["--resume"])] = None
     """`latest` or `best` (with --run.name), or the path of a checkpoint."""
+
+
+class RunSection(RunFolderSection):
+    """The run and its folder."""
+
     replay: Annotated[str | None, tyro.conf.arg(aliases=["--replay"])] = None
     """A run's rollouts/ folder: train on what is recorded there, without engines and without playing."""
 
 
-class ModelSection(Section):
-    """The policy."""
+class TrainedModelSection(Section):
+    """The model that is trained."""
 
     path: Annotated[str | None, tyro.conf.arg(aliases=["--model"])] = None
     """Folder or hub id of a Hugging Face model; without one and without a GPU, agentrl's own tiny policy."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: float32 on a CPU, bfloat16 on a GPU."""
-    tool_parser: str = "hermes"
-    """Name of vLLM's tool-call parser for this model family."""
     chat_template: str = "auto"
     """auto: the tokenizer's own; none: contents are joined as they are; or the path of a jinja file."""
-    history: Literal["append", "branch"] = "append"
-    """What to do where a template rewrites earlier turns: keep what was sampled, or follow the template in a new branch."""
     trust_remote_code: bool = False
     """Run Python code that the model folder brings."""
     freeze_vision: bool = False
     """Train the language model alone: what turns pictures into embeddings, tower and projector, stays as it is."""
+
+
+class ModelSection(TrainedModelSection):
+    """The policy."""
+
+    tool_parser: str = "hermes"
+    """Name of vLLM's tool-call parser for this model family."""
+    history: Literal["append", "branch"] = "append"
+    """What to do where a template rewrites earlier turns: keep what was sampled, or follow the template in a new branch."""
 
 
 class DataSection(Section):
@@ -111,12 +121,17 @@ class AgentSection(Section):
         return [name] if isinstance(name, str) else name
 
 
-class LogSection(Section):
+class SinkSection(Section):
     """What is written beside metrics.jsonl."""
 
     tensorboard: bool = False
     """Write TensorBoard event files to the run folder (needs the tensorboard package)."""
     progress: Literal["auto", "plain", "none"] = "auto"
     """auto: a live table on a terminal, plain lines elsewhere."""
+
+
+class LogSection(SinkSection):
+    """What is written beside metrics.jsonl."""
+
     rollouts: bool = True
     """Write every trajectory to rollouts/."""

@@ -1,0 +1,167 @@
+"""What every trainer has: one model under DeepSpeed on one rank, its average, its counters, its checkpoints and exports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..config import TrainerConfig
+from ..engines.weights import WeightPublisher, WeightSource
+from ..report.run_folder import RunFolder
+from ..trajectory import Row
+from .backend import Backend, Offload, Place, join
+from .bad_rows import report_bad_update
+from .checkpoint import TAG, TEXT, About, Counters, load_state, save_state
+from .ema import WeightAverage
+from .export import adapter_weights, export_adapter, export_model, hub_weights, whole_weights
+from .optimizers import learning_rate, make_optimizer
+from .reading import Reader, compute_dtype
+
+
+def enter(config: TrainerConfig, place: Place) -> torch.device:
+    """Make this process a rank of the run: threads, seed, process group. The device to compute on."""
+    torch.set_num_threads(config.parallel.threads)
+    torch.manual_seed(config.run.seed)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    join(place, device)
+    return device
+
+
+class Core:
+    """A model and its optimizer. `module` = what is called with packs; it holds the reader's model as `policy_model`.
+
+    planned_updates = the horizon of the learning rate; default_lr where `optim.lr` is absent. `image_dir` is in the run's
+    folder. Every rank has one, and every method is called on all of them alike.
+    """
+
+    def __init__(
+        self,
+        config: TrainerConfig,
+        module: nn.Module,
+        reader: Reader,
+        *,
+        place: Place,
+        model_path: str,
+        image_dir: str,
+        planned_updates: int,
+        default_lr: float,
+        head: str = TEXT,
+    ) -> None:
+        self.reader = reader
+        self.rank, self.ranks, self.device = place.rank, place.ranks, reader.device
+        self.counters = Counters()
+        self._config = config
+        self._model_path = model_path
+        self._run_folder = RunFolder(Path(image_dir).parent)
+        self._planned = planned_updates
+        self._lr = config.optim.lr or default_lr
+        self._publisher = WeightPublisher()
+        dtype = compute_dtype(config, reader.device)
+        self.backend = Backend(
+            module,
+            make_optimizer(module, config.optim, self._lr),
+            stage=config.parallel.zero_stage,
+            max_norm=config.optim.max_norm,
+            dtype=dtype,
+            offload=Offload.of(config.parallel),
+        )
+        self._about = About(
+            model=model_path,
+            trust_remote_code=config.model.trust_remote_code,
+            dtype=str(dtype).removeprefix("torch."),
+            stage=self.backend.stage,
+            lora=config.lora.model_dump(),
+            head=head,
+        )
+        self._average = _average(config, self.backend)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate that the schedule starts from."""
+        return self._lr
+
+    def rate(self, update: int) -> float:
+        """The learning rate of a planned update, made or skipped."""
+        return learning_rate(self._config.optim, self._lr, update, self._planned)
+
+    def average(self) -> None:
+        """The model's weights have moved: take them into the moving average, where there is one."""
+        if self._average is not None:
+            self._average.update()
+
+    def made(self, norm: float, what: str, step: int, rows: Sequence[Row]) -> bool:
+        """Whether an update with a gradient of this norm was made. If not it is counted and its rows are saved; raises
+        DivergenceError when that happens too often.
+        """
+        if math.isfinite(norm):
+            return True
+        self.counters.bad_steps += 1
+        report_bad_update(
+            what,
+            norm,
+            rows,
+            self._run_folder.bad_rows(step) if self.rank == 0 else None,
+            count=self.counters.bad_steps,
+            allowed=self._config.train.max_bad_steps,
+        )
+        return False
+
+    # ------------------------------------------------------------------ weights and state
+
+    def publish(self, version: int) -> WeightSource | None:
+        """The current weights, under the names of a Hugging Face checkpoint, in shared memory of rank 0's host.
+
+        None on other ranks, which take part in the gathering.
+        """
+        self.counters.version = version
+        weights = self._weights()
+        model = self.reader.policy.model
+        return self._publisher.publish(hub_weights(model, weights).items(), version) if weights else None
+
+    def release(self) -> None:
+        """Free what `publish` gave."""
+        self._publisher.release()
+
+    def save(self, folder: Path) -> None:
+        """Weights, their average, optimizer, random state and counters into an existing folder."""
+        save_state(self.backend, self.counters, self._about, folder)
+        if self._average is not None:
+            self._average.save(folder / TAG)
+
+    def load(self, folder: Path) -> None:
+        """The state that `save` wrote with as many ranks. Raises DataError when the folder holds another."""
+        self.counters = load_state(self.backend, self._about, folder)
+        if self._average is not None:
+            self._average.load(folder / TAG)
+
+    def export(self, folder: Path) -> None:
+        """A Hugging Face folder of the weights, averaged ones where an average is kept: weights, configuration, tokenizer,
+        processor, chat template; a LoRA adapter once more by itself in `adapter/`.
+        """
+        model, first = self.reader.policy.model, self.rank == 0
+        with nullcontext() if self._average is None else self._average.in_place():
+            weights = self._weights()
+            adapter = adapter_weights(model, self.backend, keep=first)
+            if first:
+                export_model(model, weights, self._model_path, folder)
+            if adapter:
+                export_adapter(model, adapter, self._model_path, folder)
+
+    def _weights(self) -> dict[str, Tensor]:
+        """All of them on rank 0, none on the others, which take part in the gathering."""
+        return whole_weights(self.reader.policy.model, self.backend, keep=self.rank == 0)
+
+    def close(self) -> None:
+        """Free shared memory and leave the process group."""
+        self._publisher.release()
+        self.backend.close()
+
+
+def _average(config: TrainerConfig, backend: Backend) -> WeightAverage | None:
+    module = backend.engine.module
+    return WeightAverage(module, config.optim.ema, sharded=backend.stage == 3) if config.optim.ema else None
