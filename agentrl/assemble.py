@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
-from .config import Config
+from .config import Config, ModelSection, TrainerConfig
 from .data import load_tasks
 from .engine import Limits
 from .env import Task
@@ -216,12 +216,12 @@ def load_processor(model_path: str, trust_remote_code: bool) -> Any:
     return loader.from_pretrained(model_path, trust_remote_code=trust_remote_code)
 
 
-def make_renderer(config: Config, model_path: str) -> Renderer:
+def make_renderer(config: TrainerConfig, model_path: str) -> Renderer:
     """The renderer of a model, with the stop ids its generation config names."""
     processor = load_processor(model_path, config.model.trust_remote_code)
     return Renderer(
         processor,
-        history=config.model.history,
+        history=config.model.history if isinstance(config.model, ModelSection) else "append",
         chat_template=config.model.chat_template,
         stop_ids=generation_stop_ids(model_path),
     )

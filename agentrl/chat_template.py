@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,7 @@ class ChatTemplate:
         self._image_text = _image_token(tokenizer_or_processor)
         self._lists = self._text_arguments = False
         self._nothing_said: str | None = ""
-        self._leading: tuple[int, ...] = ()
-        if self.literal:
-            self._leading = self._own_leading_ids()
-        else:
+        if not self.literal:
             self._source, self._tool_source = _template_sources(tokenizer_or_processor, choice)
             self._lists = self._wants_lists()
             self._learn_calls()
@@ -78,7 +76,8 @@ class ChatTemplate:
         """Ids of a later piece without a template."""
         return tuple(self.tokenizer(encodable(text), add_special_tokens=False).input_ids)
 
-    def _own_leading_ids(self) -> tuple[int, ...]:
+    @cached_property
+    def _leading(self) -> tuple[int, ...]:
         """What the tokenizer puts before a text."""
         bare = self.later_ids("x")
         ids = tuple(self.tokenizer("x").input_ids)

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .assemble import parse_options
-from .config import Config
+from .config import Config, ParallelSection
 from .errors import ConfigError
 from .guardian import guarded
 from .preflight import Ready
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def connected(config: Config) -> Iterator[None]:
+def connected(cpus: int) -> Iterator[None]:
     """Ray for the time of a run: the connection there is, the cluster that RAY_ADDRESS names, or one on this machine with
-    room for what the run asks. Only the last is ended afterwards, also when this process is killed.
+    at least so many CPUs. Only the last is ended afterwards, also when this process is killed.
     """
     import ray
 
@@ -35,7 +35,7 @@ def connected(config: Config) -> Iterator[None]:
         yield
         return
     local = "RAY_ADDRESS" not in os.environ
-    folder = _connect(config, local)
+    folder = _connect(cpus, local)
     with guarded(folder) if local else nullcontext():
         try:
             yield
@@ -43,18 +43,40 @@ def connected(config: Config) -> Iterator[None]:
             ray.shutdown()
 
 
-def _connect(config: Config, local: bool) -> str:
+def _connect(cpus: int, local: bool) -> str:
     """The folder of the cluster's session."""
     import ray
 
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
     if local:
-        wanted = config.engine.count + config.parallel.ranks * config.parallel.threads + 1
         # Ray's default of 15 lets any other program on the machine starve engines and trainer, but not the driver.
-        options |= {"num_cpus": max(wanted, os.cpu_count() or 1), "_system_config": {"worker_niceness": 0}}
+        options |= {"num_cpus": max(cpus, os.cpu_count() or 1), "_system_config": {"worker_niceness": 0}}
     ray.init(**options)
     folder: str = ray._private.worker._global_node.get_session_dir_path()
     return folder
+
+
+def cpus_of_run(config: Config) -> int:
+    """CPUs that the actors of a run ask for, and one to spare."""
+    return config.engine.count + trainer_cpus(config.parallel) + 1
+
+
+def trainer_cpus(parallel: ParallelSection) -> int:
+    """CPUs that the trainer's ranks ask for."""
+    return parallel.ranks * parallel.threads
+
+
+def check_trainer_gpus(parallel: ParallelSection) -> float:
+    """GPUs of the cluster. Raises ConfigError when the ranks want more than there are."""
+    import ray
+
+    total = float(ray.cluster_resources().get("GPU", 0.0))
+    wanted = parallel.ranks * (float(total > 0) if parallel.gpus is None else parallel.gpus)
+    if wanted > total:
+        raise ConfigError(
+            f"The trainer wants {wanted:g} GPUs; the cluster has {total:g}. Lower --parallel.ranks or --parallel.gpus."
+        )
+    return total
 
 
 def check_gpus(config: Config) -> float:

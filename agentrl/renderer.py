@@ -71,8 +71,8 @@ class Renderer:
         self.template = ChatTemplate(tokenizer_or_processor, chat_template)
         self.tokenizer = self.template.tokenizer
         self.history = history
-        self._expander = ImageExpander(tokenizer_or_processor)
-        self._special = SpecialText(self.tokenizer, self._expander.placeholders)
+        self.expander = ImageExpander(tokenizer_or_processor)
+        self.special = SpecialText(self.tokenizer, self.expander.placeholders)
         self.seen: Callable[[Prompt], None] | None = None
         """Told of every prompt that is made, for an engine that must know what was said."""
         self._shown: set[tuple[bool, tuple[str, ...]]] = set()
@@ -85,14 +85,14 @@ class Renderer:
         """The first prompt of a conversation, ready for the assistant. Raises DataError when the template refuses it."""
         messages = [as_message(message) for message in messages]
         images = message_images(messages)
-        self._expander.check(images)
+        self.expander.check(images)
         safe, escaped = self._escape(messages)
         safe_tools, escaped_tools = self._escape(tools)
         try:
             text = self.template.render(safe, safe_tools)
         except RefusedError as error:
             raise DataError(str(error)) from error
-        ids = self.template.first_ids(text) if self.template.literal else self._special.encode(text)
+        ids = self.template.first_ids(text) if self.template.literal else self.special.encode(text)
         base = Prompt((), messages=tuple(messages), tools=tuple(tools), text=text, escaped=escaped + escaped_tools)
         return self._with_images(base, ids, images)
 
@@ -104,7 +104,7 @@ class Renderer:
         """
         reply, new = self._split(generation, [as_message(message) for message in messages])
         images = message_images(new)
-        self._expander.check(images)
+        self.expander.check(images)
         history = (*prompt.messages, reply, *new)
         safe, escaped = self._escape(new)
         delta = self._delta(prompt, generation, reply, safe)
@@ -122,13 +122,17 @@ class Renderer:
         )
         return self._with_images(base, self._delta_ids(sampled, delta), images)
 
+    def plain_ids(self, text: str) -> tuple[int, ...]:
+        """Ids of a text that is no message, after the tokenizer's own leading tokens."""
+        return self.template.first_ids(text)
+
     def text(self, token_ids: Sequence[int], *, special: bool = False) -> str:
         """The text of sampled ids; special tokens (and a stop id's text) are left out unless asked for."""
         return self.tokenizer.decode(list(token_ids), skip_special_tokens=not special)
 
     def strip_special(self, text: str) -> str:
         """`text` without special-token strings."""
-        return self._special.strip(text)
+        return self.special.strip(text)
 
     def exceeds(self, messages: Sequence[Message], tokens: int) -> bool:
         """Whether their text is sure to take more than `tokens` tokens. Told by its length, as tokenising megabytes would
@@ -143,12 +147,12 @@ class Renderer:
 
     def count_images(self, images: Sequence[Image]) -> int:
         """How many tokens these images take once expanded."""
-        return sum(len(self._expander.expansion(image)) for image in images)
+        return sum(len(self.expander.expansion(image)) for image in images)
 
     @property
     def placeholder_ids(self) -> frozenset[int]:
         """Ids that stand for image features: never to be sampled by a model."""
-        return self._expander.placeholder_ids
+        return self.expander.placeholder_ids
 
     # ------------------------------------------------------------------ the delta
 
@@ -211,13 +215,13 @@ class Renderer:
         if not reply.get("tool_calls"):
             return None
         try:
-            text = self._after_marker([*before, _with_marked_call(reply), *new], tools)
+            text = self._after_marker([*before, with_marked_call(reply), *new], tools)
         except RefusedError:
             return None
         if text is None:
             return None
         ending = self._ending(generation)
-        start = text.find(ending) if ending and ending in text else self._special.first_in(text)
+        start = text.find(ending) if ending and ending in text else self.special.first_in(text)
         return None if start is None else text[start:]
 
     def _ending(self, generation: Generation) -> str:
@@ -226,7 +230,7 @@ class Renderer:
         return self.text(last, special=True) if self._ends_turns(last) else ""
 
     def _ends_turns(self, ids: Sequence[int]) -> bool:
-        return any(i in self._special.ids or i in self.stop_ids for i in ids)
+        return any(i in self.special.ids or i in self.stop_ids for i in ids)
 
     def _delta_by_prefix(
         self, prompt: Prompt, generation: Generation, reply: Message, new: list[Message]
@@ -268,22 +272,22 @@ class Renderer:
             closing = self._after_marker([SAID], (), reply=False)
         except RefusedError:
             closing = None
-        first = self._special.encode((closing or "").strip() or self._user_delta)[:1]
-        return stops | self._special.ids.intersection(first)
+        first = self.special.encode((closing or "").strip() or self._user_delta)[:1]
+        return stops | self.special.ids.intersection(first)
 
     # ------------------------------------------------------------------ ids and images
 
     def _escape(self, said: Sequence[Any]) -> tuple[list[Any], int]:
-        return (list(said), 0) if self.template.literal else self._special.escape(said)
+        return (list(said), 0) if self.template.literal else self.special.escape(said)
 
     def _delta_ids(self, sampled: tuple[int, ...], delta: str) -> tuple[int, ...]:
         """Ids of the delta, without the token that ends the turn where the sample ended with it."""
-        ids = self.template.later_ids(delta) if self.template.literal else self._special.encode(delta)
+        ids = self.template.later_ids(delta) if self.template.literal else self.special.encode(delta)
         return ids[1:] if ids[:1] == sampled[-1:] and self._ends_turns(ids[:1]) else ids
 
     def _with_images(self, base: Prompt, ids: tuple[int, ...], images: list[Image]) -> Prompt:
         """`base` continued by `ids`, each image's single placeholder replaced by its expansion."""
-        expanded, slots = self._expander.expand(ids, images)
+        expanded, slots = self.expander.expand(ids, images)
         offset = len(base.token_ids)
         moved = tuple((sha, offset + start, count) for sha, start, count in slots)
         prompt = replace(
@@ -297,7 +301,7 @@ class Renderer:
         return prompt
 
 
-def _with_marked_call(reply: Message) -> Message:
+def with_marked_call(reply: Message) -> Message:
     """The assistant's turn with the marker for the last argument of its last call."""
     *first, last = reply["tool_calls"]
     function = last.get("function", last)

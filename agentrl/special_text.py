@@ -75,6 +75,11 @@ class SpecialText:
         match = self._special.search(text)
         return match.start() if match else None
 
+    def leading(self, text: str) -> str:
+        """The special-token string that `text` begins with, '' without one."""
+        match = self._special.match(text)
+        return match.group() if match else ""
+
     def strip(self, text: str) -> str:
         """`text` without its special-token strings."""
         return self._special.sub("", text)

@@ -19,7 +19,7 @@ from .metrics import measure
 from .objective import Objective
 from .reading import Reader
 from .slots import aligned, at_slots, rollout_ids
-from .updating import Parts, Share, Updates
+from .updating import LossShare, Parts, Updates
 
 logger = logging.getLogger(__name__)
 _NAMES = {
@@ -96,7 +96,7 @@ class BatchPass:
             logger.warning("the off-policy correction gives %.0f %% of the trained tokens weight 0", 100 * zeroed)
         return report
 
-    def _loss(self, rows: MicroBatch, counted: bool, denominator: float) -> Share:
+    def _loss(self, rows: MicroBatch, counted: bool, denominator: float) -> LossShare:
         """The share of the update's loss that some rows have; its output is their log-probs."""
         tools = self._tools
         decided = self._decided.share(rows, counted, tools.device)
@@ -105,7 +105,7 @@ class BatchPass:
             self._compare(rows, decided, logp.detach())
         old = self._old(logp, decided)
         loss, metrics = tools.objective.loss(logp, old, entropy, decided, denominator, self._kl_coef)
-        return Share(loss, logp, metrics | measure({"entropy": entropy}, decided.mask), decided.bad(logp))
+        return LossShare(loss, logp, metrics | measure({"entropy": entropy}, decided.mask), decided.bad(logp))
 
     def _old(self, logp: Tensor, decided: Decided) -> Tensor:
         """Log-probs of the proximal policy."""

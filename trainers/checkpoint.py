@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,10 @@ import torch.distributed as dist
 from ..config import LoraSection
 from ..errors import DataError
 from .backend import Backend
+from .models import TEXT
 
 TAG = "trainer"
 """The checkpoint's folder of the trainer."""
-TEXT, SCORE = "text", "score"
-"""What a model has on top: logits over its vocabulary, or one number a sequence."""
 _ABOUT = "policy.json"
 
 
@@ -38,7 +37,8 @@ class Counters:
 @dataclass(frozen=True)
 class About:
     """What a checkpoint was written of: enough to export it without the run. `lora` = LoraSection as a dict;
-    `head` = TEXT or SCORE."""
+    `head` = TEXT or SCORE; `config` = what the run found out and config.json is to hold.
+    """
 
     model: str
     trust_remote_code: bool
@@ -46,6 +46,7 @@ class About:
     stage: int
     lora: dict[str, Any]
     head: str = TEXT
+    config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def adapted(self) -> bool:

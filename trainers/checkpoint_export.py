@@ -15,7 +15,7 @@ from .checkpoint import TAG, About
 from .ema import read_average
 from .export import adapter_weights, export_adapter, export_model, whole_weights
 from .lora import add_adapters
-from .models import load_model
+from .models import SCORE, load_model
 
 _PREFIX = "policy_model."
 
@@ -37,9 +37,9 @@ def export_checkpoint(folder: Path, out: Path, *, model: str | None = None, aver
     """
     about = About.read(folder)
     source = model or about.model
-    policy = load_model(source, getattr(torch, about.dtype), trust_remote_code=about.trust_remote_code)
+    policy = load_model(source, getattr(torch, about.dtype), trust_remote_code=about.trust_remote_code, head=about.head)
     if about.adapted:
-        add_adapters(policy, LoraSection(**about.lora))
+        add_adapters(policy, LoraSection(**about.lora), frozen=[SCORE] if about.head == SCORE else [])
     average = {} if averaged is False else read_average(folder / TAG)
     if averaged and not average:
         raise DataError(f"{folder} holds no averaged weights: it was written without --optim.ema")
@@ -47,7 +47,7 @@ def export_checkpoint(folder: Path, out: Path, *, model: str | None = None, aver
         _put(policy, weights, source)
     out.mkdir(parents=True, exist_ok=True)
     whole: Any = _Whole()
-    export_model(policy, whole_weights(policy, whole), source, out)
+    export_model(policy, whole_weights(policy, whole), source, out, about.config)
     if about.adapted:
         export_adapter(policy, adapter_weights(policy, whole), source, out)
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +18,10 @@ from ..report.run_folder import RunFolder
 from ..trajectory import Row
 from .backend import Backend, Offload, Place, join
 from .bad_rows import report_bad_update
-from .checkpoint import TAG, TEXT, About, Counters, load_state, save_state
+from .checkpoint import TAG, About, Counters, load_state, save_state
 from .ema import WeightAverage
 from .export import adapter_weights, export_adapter, export_model, hub_weights, whole_weights
+from .models import TEXT
 from .optimizers import learning_rate, make_optimizer
 from .reading import Reader, compute_dtype
 
@@ -111,6 +114,10 @@ class Core:
         )
         return False
 
+    def describe(self, **facts: Any) -> None:
+        """What config.json of the exported model is to hold besides, from now on."""
+        self._about = replace(self._about, config=facts)
+
     # ------------------------------------------------------------------ weights and state
 
     def publish(self, version: int) -> WeightSource | None:
@@ -148,7 +155,7 @@ class Core:
             weights = self._weights()
             adapter = adapter_weights(model, self.backend, keep=first)
             if first:
-                export_model(model, weights, self._model_path, folder)
+                export_model(model, weights, self._model_path, folder, self._about.config)
             if adapter:
                 export_adapter(model, adapter, self._model_path, folder)
 

@@ -11,7 +11,7 @@ from .critic import Critic
 from .decided import Decided
 from .losses import value_loss
 from .slots import aligned
-from .updating import Share, Updates
+from .updating import LossShare, Updates
 
 _NAMES = {
     "loss": "critic/loss",
@@ -53,7 +53,7 @@ class CriticPass:
         report = {_NAMES[name]: value for name, value in self._updates.averages().items()}
         return report | self._explained()
 
-    def _loss(self, rows: MicroBatch, counted: bool, denominator: float) -> Share:
+    def _loss(self, rows: MicroBatch, counted: bool, denominator: float) -> LossShare:
         decided = self._decided.share(rows, counted, self._critic.device)
         assert decided.returns is not None
         values = aligned(self._critic.values([self._rows[row] for row in rows])[0])
@@ -65,7 +65,7 @@ class CriticPass:
             clip=self._critic.value_clip,
             denominator=denominator,
         )
-        return Share(loss, values, metrics, decided.bad(values))
+        return LossShare(loss, values, metrics, decided.bad(values))
 
     def _explained(self) -> dict[str, float]:
         """1 - var(G - V) / var(G) over trained tokens, of the values that the advantages were made with."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,10 @@ def whole_weights(model: Any, backend: Backend, *, keep: bool = True) -> dict[st
 
 
 def adapter_weights(model: Any, backend: Backend, *, keep: bool = True) -> dict[str, Tensor]:
-    """The matrices of the adapters on the CPU, by the model's own names; gathered as in `whole_weights`."""
+    """What is trained beside a frozen model, its adapters and the head of a reward model, on the CPU, by the model's own names; gathered as in `whole_weights`."""
     weights: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if is_adapter(name):
+    for name, parameter in model.named_parameters() if adapted_layers(model) else ():
+        if parameter.requires_grad:
             with backend.gathered(parameter):
                 if keep:
                     weights[name] = parameter.detach().cpu().clone()
@@ -64,8 +65,14 @@ def hub_weights(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     return converted
 
 
-def export_model(model: Any, weights: dict[str, Tensor], source: str, folder: Path) -> None:
-    """Write what `from_pretrained` reads: the weights of `whole_weights`, and all but the weights of `source`."""
+def export_model(
+    model: Any, weights: dict[str, Tensor], source: str, folder: Path, facts: Mapping[str, Any] | None = None
+) -> None:
+    """Write what `from_pretrained` reads: the weights of `whole_weights`, all but the weights of `source`, and what is more to
+    be in config.json.
+    """
+    for name, value in (facts or {}).items():
+        setattr(model.config, name, value)
     model.save_pretrained(folder, state_dict=dict(weights))
     origin = _local(source)
     for pattern in _COPIED:

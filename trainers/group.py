@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import socket
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from ..config import Config, ParallelSection
+from ..config import ParallelSection, TrainerConfig
 from ..errors import AgentRLError, InfrastructureError
+from ..supervised.examples import Item
 from ..training import TrainReport
 from ..trajectory import Row
 
 if TYPE_CHECKING:
     from ..engines.weights import WeightSource
-    from .policy_trainer import PolicyTrainer
 
-Arguments = tuple[Config, str, str, int, float]
-"""PolicyTrainer's: config, model_path, image_dir, planned_updates, default_lr."""
+Arguments = tuple[Any, str, str, int, float]
+"""Of a trainer's constructor: config, model_path, image_dir, planned_updates, default_lr."""
 
 _CLOSE_TIMEOUT_S = 10.0
 _PEERS_TIMEOUT_S = 3.0
@@ -38,7 +39,7 @@ class RankProcess:
 
     def __init__(self) -> None:
         self._store: Any = None
-        self._trainer: PolicyTrainer | None = None
+        self._trainer: Any = None
 
     def where(self) -> str:
         """Host and process, for messages."""
@@ -53,43 +54,26 @@ class RankProcess:
         self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
-    def start(self, rank: int, ranks: int, store: tuple[str, int] | None, arguments: Arguments) -> None:
-        """Load the model and join the others."""
+    def start(self, trainer: str, rank: int, ranks: int, store: tuple[str, int] | None, arguments: Arguments) -> None:
+        """Load the model and join the others. `trainer` = `module:Class` in this package."""
         from ..torchvision_ops import ensure_torchvision_imports
 
         ensure_torchvision_imports()
         from transformers.utils.logging import disable_progress_bar
 
         from .backend import Place
-        from .policy_trainer import PolicyTrainer
 
         disable_progress_bar()
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-        self._trainer = PolicyTrainer(*arguments, Place(rank, ranks, store))
+        module, _, name = trainer.partition(":")
+        kind = getattr(importlib.import_module(f".{module}", __package__), name)
+        self._trainer = kind(*arguments, Place(rank, ranks, store))
 
-    @property
-    def trainer(self) -> PolicyTrainer:
+    def call(self, method: str, *arguments: Any) -> Any:
+        """A method of the trainer."""
         if self._trainer is None:
             raise RuntimeError("start comes first")
-        return self._trainer
-
-    def train(self, rows: Sequence[Row], step: int) -> TrainReport:
-        return self.trainer.train(rows, step)
-
-    def publish(self, version: int) -> WeightSource | None:
-        return self.trainer.publish(version)
-
-    def release(self) -> None:
-        self.trainer.release()
-
-    def save(self, folder: Path) -> None:
-        self.trainer.save(folder)
-
-    def load(self, folder: Path) -> None:
-        self.trainer.load(folder)
-
-    def export(self, folder: Path) -> None:
-        self.trainer.export(folder)
+        return getattr(self._trainer, method)(*arguments)
 
     def close(self) -> None:
         if self._trainer is not None:
@@ -102,19 +86,21 @@ class _Rank:
     where: str
 
 
-class TrainerGroup:
-    """`agentrl.training.Trainer` on Ray. Make one with `start`; the caller has checked that the cluster has room.
+class Ranks:
+    """A trainer on Ray, of the class `trainer`. Make one with `start`; the caller has checked that the cluster has room.
 
     Errors of agentrl's own classes come through as they were raised; a rank that dies is an InfrastructureError.
     """
+
+    trainer: ClassVar[str]
 
     def __init__(self, actors: Sequence[Any]) -> None:
         self._ranks = [_Rank(actor, "not started yet") for actor in actors]
 
     @classmethod
     async def start(
-        cls, config: Config, model_path: str, image_dir: str, planned_updates: int, default_lr: float
-    ) -> TrainerGroup:
+        cls, config: TrainerConfig, model_path: str, image_dir: str, planned_updates: int, default_lr: float
+    ) -> Self:
         """One actor a rank, each with the model loaded. Ray must be initialised. On failure nothing stays behind.
 
         planned_updates = the horizon of the learning rate (`planned_updates`); default_lr where `optim.lr` is absent.
@@ -128,28 +114,13 @@ class TrainerGroup:
         return group
 
     async def _start(self, arguments: Arguments) -> None:
-        where = await self._call("where")
+        where = await self._all([rank.actor.where.remote() for rank in self._ranks])
         self._ranks = [_Rank(rank.actor, at) for rank, at in zip(self._ranks, where, strict=True)]
         ranks = len(self._ranks)
         store = await self._await(0, self._ranks[0].actor.listen.remote()) if ranks > 1 else None
-        await self._all([rank.actor.start.remote(i, ranks, store, arguments) for i, rank in enumerate(self._ranks)])
-
-    async def train(self, rows: list[Row], step: int) -> TrainReport:
-        """See PolicyTrainer.train."""
-        import ray
-
-        shared = ray.put(rows)
-        report: TrainReport = (await self._call("train", shared, step))[0]
-        return report
-
-    async def publish(self, version: int) -> WeightSource:
-        """A copy of the weights in shared memory on rank 0's host."""
-        source: WeightSource = (await self._call("publish", version))[0]
-        return source
-
-    async def release(self, source: Any) -> None:
-        """Free what `publish` gave."""
-        await self._call("release")
+        await self._all(
+            [rank.actor.start.remote(self.trainer, i, ranks, store, arguments) for i, rank in enumerate(self._ranks)]
+        )
 
     async def save(self, folder: Path) -> None:
         """Into an existing folder that every rank can write to."""
@@ -177,8 +148,8 @@ class TrainerGroup:
         self._ranks = []
 
     async def _call(self, method: str, *arguments: Any) -> list[Any]:
-        """The answers of all ranks to one call."""
-        return await self._all([getattr(rank.actor, method).remote(*arguments) for rank in self._ranks])
+        """The answers of all ranks to one call of their trainers."""
+        return await self._all([rank.actor.call.remote(method, *arguments) for rank in self._ranks])
 
     async def _all(self, calls: Sequence[Any]) -> list[Any]:
         """The first failure ends the wait, as others may wait for the failed rank for ever. A death goes before errors:
@@ -209,6 +180,54 @@ class TrainerGroup:
             if isinstance(error.cause, AgentRLError):
                 raise error.cause from error
             raise
+
+
+class TrainerGroup(Ranks):
+    """`agentrl.training.Trainer`: the trainer of a policy."""
+
+    trainer: ClassVar[str] = "policy_trainer:PolicyTrainer"
+
+    async def train(self, rows: list[Row], step: int) -> TrainReport:
+        """See PolicyTrainer.train."""
+        report: TrainReport = (await self._call("train", _shared(rows), step))[0]
+        return report
+
+    async def publish(self, version: int) -> WeightSource:
+        """A copy of the weights in shared memory on rank 0's host."""
+        source: WeightSource = (await self._call("publish", version))[0]
+        return source
+
+    async def release(self, source: Any) -> None:
+        """Free what `publish` gave."""
+        await self._call("release")
+
+
+class SupervisedGroup(Ranks):
+    """`agentrl.supervised.loop.Trainer`: sft, rm and dpo."""
+
+    trainer: ClassVar[str] = "supervised_trainer:SupervisedTrainer"
+
+    async def train(self, items: list[Item], step: int) -> TrainReport:
+        """See SupervisedTrainer.train."""
+        report: TrainReport = (await self._call("train", _shared(items), step))[0]
+        return report
+
+    async def evaluate(self, items: list[Item]) -> dict[str, float]:
+        """See SupervisedTrainer.evaluate."""
+        found: dict[str, float] = (await self._call("evaluate", _shared(items)))[0]
+        return found
+
+    async def reference(self, items: list[Item]) -> list[float]:
+        """See SupervisedTrainer.reference."""
+        sums: list[float] = (await self._call("reference", _shared(items)))[0]
+        return sums
+
+
+def _shared(values: list[Any]) -> Any:
+    """Stored once for all ranks of a host."""
+    import ray
+
+    return ray.put(values)
 
 
 def _spawn(parallel: ParallelSection) -> list[Any]:

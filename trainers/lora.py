@@ -74,7 +74,11 @@ def _targets(model: Any, wanted: Sequence[str], frozen: Sequence[str]) -> list[s
                 f"--lora.targets {target}: the trained part of the model has no linear layer of this name."
                 f"{suggest(target, ends)} It has {', '.join(ends)}."
             )
-    if any(model.get_submodule(name) is head for name in found) and head.weight is model.get_input_embeddings().weight:
+    if (
+        head is not None
+        and any(model.get_submodule(name) is head for name in found)
+        and head.weight is model.get_input_embeddings().weight
+    ):
         raise ConfigError(
             "--lora.targets: the output head shares its weight with the input embedding and cannot be adapted."
         )
@@ -180,14 +184,18 @@ def drop_inputs(model: nn.Module, on: bool) -> None:
 
 
 def save_adapter(model: Any, weights: dict[str, Tensor], base: str, folder: Path) -> None:
-    """An adapter folder that peft loads onto `base`. weights = the adapter's, by the model's own names."""
+    """An adapter folder that peft loads onto `base`. weights = the adapter's and of layers
+    trained as a whole, by the model's own names.
+    """
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
     settings = model.peft_config[NAME]
     inference, settings.inference_mode = settings.inference_mode, True
     settings.base_model_name_or_path = base
+    heads = sorted({name.partition(".")[0] for name in weights if not is_adapter(name)})
+    settings.modules_to_save = heads or None
     settings.save_pretrained(folder)
-    settings.inference_mode = inference
+    settings.inference_mode, settings.modules_to_save = inference, None
     stored = {_PEFT_PREFIX + name.replace(f".{NAME}.", "."): tensor for name, tensor in weights.items()}
     save_file({name: tensor.contiguous() for name, tensor in stored.items()}, folder / "adapter_model.safetensors")

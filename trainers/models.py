@@ -16,6 +16,9 @@ from ..torchvision_ops import ensure_torchvision_imports
 from .lora import adapters_off, add_adapters, drop_inputs
 from .segments import register_segments
 
+TEXT, SCORE = "text", "score"
+"""What a model has on top: logits over its vocabulary, or one number a sequence, by the layer of that name."""
+
 
 @dataclass(frozen=True)
 class Head:
@@ -97,9 +100,10 @@ def load_policy(
     gradient_checkpointing: bool = False,
     lora: LoraSection | None = None,
     freeze_vision: bool = False,
+    head: str = TEXT,
 ) -> Policy:
-    """Load a folder or hub id. Raises DataError when there is no model, ConfigError for a kind that cannot be trained."""
-    model = load_model(path, dtype, trust_remote_code=trust_remote_code)
+    """Load a folder or hub id. `head` = TEXT, or SCORE for one number a sequence. Raises DataError when there is no model, ConfigError for a kind that cannot be trained."""
+    model = load_model(path, dtype, trust_remote_code=trust_remote_code, head=head)
     vision = "vision_config" in model.config.sub_configs
     if freeze_vision and not vision:
         raise ConfigError(f"--model.freeze-vision: {path} is a text model.")
@@ -107,7 +111,9 @@ def load_policy(
     for name in frozen:
         model.get_submodule(name).requires_grad_(False)
     if lora is not None and lora.enabled:
-        add_adapters(model, lora, frozen=frozen)
+        add_adapters(model, lora, frozen=[*frozen, SCORE] if head == SCORE else frozen)
+        if head == SCORE:
+            model.score.requires_grad_(True)
     model.to(device).eval()
     if gradient_checkpointing:
         _recompute_activations(model)
@@ -131,14 +137,27 @@ def _recompute_activations(model: Any) -> None:
             module.training = True
 
 
-def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False) -> Any:
-    """The Hugging Face model of a folder or hub id, with a head for text. Raises DataError when there is none."""
+def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False, head: str = TEXT) -> Any:
+    """The Hugging Face model of a folder or hub id, with a head for text, or one that scores sequences (a new one where the
+    folder has none). Raises DataError when there is none, ConfigError for a kind without such a head.
+    """
     ensure_torchvision_imports()
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        AutoModelForSequenceClassification,
+    )
 
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-        auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
+        if head == SCORE:
+            config.num_labels = 1
+            auto: Any = AutoModelForSequenceClassification
+            if type(config) not in auto._model_mapping:
+                raise ConfigError(f"{path}: models of type {config.model_type} have no form that scores sequences.")
+        else:
+            auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
         return auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
     except OSError as error:
         raise DataError(f"The model {path} does not load: {error}") from error
@@ -159,7 +178,7 @@ def _examined(model: Any, vision: bool) -> Policy:
         packs=packs,
         own_attention=own_attention,
         mrope=mrope,
-        head=_find_head(model),
+        head=None if hasattr(model, SCORE) else _find_head(model),
         image_id=placeholders[0] if vision else None,
         placeholders=tuple(placeholders),
         adapted=hasattr(model, "peft_config"),

@@ -13,7 +13,7 @@ from ..config import LoraSection, TrainerConfig
 from ..errors import ConfigError
 from ..image_store import ImageStore
 from ..trajectory import Row
-from .models import Policy, load_policy
+from .models import TEXT, Policy, load_policy
 from .packing import split_packs
 from .picture_check import check_pictures
 from .pixels import PixelCache, load_pictures
@@ -52,6 +52,7 @@ def open_model(
     device: torch.device,
     ranks: int = 1,
     lora: LoraSection | None = None,
+    head: str = TEXT,
 ) -> Reader:
     """Load a model and what it needs to read rows, see how it does, and give it adapters. Raises DataError or ConfigError."""
     policy = load_policy(
@@ -62,6 +63,7 @@ def open_model(
         gradient_checkpointing=trained and config.train.gradient_checkpointing,
         lora=lora,
         freeze_vision=trained and config.model.freeze_vision,
+        head=head,
     )
     pictures = None
     if policy.vision:

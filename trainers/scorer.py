@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
 from .distribution import entropy, token_logprobs
@@ -73,3 +74,14 @@ class TokenScorer(nn.Module):
         )
         logits: Tensor = output.logits[0]
         return logits
+
+
+class AnswerScorer(TokenScorer):
+    """At temperature 1, as SFT and DPO are; beside the log-probability stands 1 where the token is the likeliest one, else 0."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy, 1.0)
+
+    def _measure(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        likeliest = logits.detach().argmax(-1) == labels
+        return -cross_entropy(logits.float(), labels, reduction="none"), likeliest.float()

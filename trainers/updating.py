@@ -16,7 +16,7 @@ from .metrics import Mean, averages, merge
 Parts = dict[str, Mean]
 
 
-class Share(NamedTuple):
+class LossShare(NamedTuple):
     """What some rows have in an update: their part of its loss, the module's output that it was computed from, metrics, and
     which of the rows hold a number that is not finite (bool[B]).
     """
@@ -27,7 +27,7 @@ class Share(NamedTuple):
     bad: Tensor
 
 
-LossOf = Callable[[MicroBatch, bool], Share]
+LossOf = Callable[[MicroBatch, bool], LossShare]
 """Rows -> their share; False = without weight, for a pass that only keeps the ranks in step."""
 
 

@@ -12,6 +12,9 @@ from .exits import DONE, FAILED, INTERRUPTED, USAGE
 
 COMMANDS = {
     "train": "train a policy on an environment",
+    "sft": "supervised fine-tuning: imitate conversations, answers or trajectories",
+    "rm": "train a reward model on pairs of answers",
+    "dpo": "train a policy on pairs of answers: DPO, IPO, cDPO",
     "rollout": "play an environment without training",
     "eval": "measure a model on held-out tasks: rewards and pass@k",
     "serve": "serve a policy, environments or a reward function over HTTP",

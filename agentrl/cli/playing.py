@@ -93,9 +93,9 @@ def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, float]:
 
 def join_cluster(config: Config, session: ExitStack) -> float:
     """GPUs of the cluster."""
-    from ..cluster import check_gpus, connected
+    from ..cluster import check_gpus, connected, cpus_of_run
 
-    session.enter_context(connected(config))
+    session.enter_context(connected(cpus_of_run(config)))
     session.enter_context(terminable())
     return check_gpus(config)
 

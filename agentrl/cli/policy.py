@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
-from ..config import Config
+from ..config import Config, SupervisedConfig
 from ..errors import ConfigError
 from ..model_folder import resolve_model
 from .console import ProgressCallback, ProgressMode, progress_bar
@@ -17,7 +17,9 @@ def tiny_kind(uses_images: bool) -> str:
     return "tiny-vlm" if uses_images else "tiny-text"
 
 
-def choose_model(config: Config, uses_images: bool, gpus: float, progress: ProgressMode = "auto") -> str:
+def choose_model(
+    config: Config | SupervisedConfig, uses_images: bool, gpus: float, progress: ProgressMode = "auto"
+) -> str:
     """The model's folder. Without --model a CPU machine gets a tiny policy, made first when the cache has none.
 
     Raises ConfigError for a model that is not there, and for none where a GPU waits.

@@ -14,7 +14,7 @@ from typing import Annotated
 import tyro
 
 from ..checkpoint import Checkpoints, checkpoint_step
-from ..cluster import check_gpus, connected
+from ..cluster import check_gpus, connected, cpus_of_run
 from ..config import Config
 from ..config.checks import AlgorithmFacts, check_training, filters_groups
 from ..config.dump import to_toml
@@ -103,7 +103,7 @@ def _preflight(config: Config, session: ExitStack) -> tuple[Ready, float]:
 
     def model(facts: EnvFacts) -> str:
         nonlocal gpus
-        session.enter_context(connected(config))
+        session.enter_context(connected(cpus_of_run(config)))
         session.enter_context(terminable())
         gpus = check_gpus(config)
         check_other_models(config)

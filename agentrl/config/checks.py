@@ -13,7 +13,8 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..registry import is_url, load_object, suggest
 from .config import Config
-from .how import AlgoSection
+from .how import AlgoSection, LoraSection
+from .supervised import DpoConfig, SftConfig, SupervisedConfig, TrainerConfig
 
 TRAINING_ENGINES = ("vllm", "scripted")
 
@@ -46,6 +47,7 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_off_policy(config)
     _check_batch(config)
     _check_unused(config, algorithm)
+    _check_optimizer(config)
     _check_lora(config)
     _check_sharding(config)
     check_sources(config)
@@ -185,7 +187,7 @@ def _check_batch(config: Config) -> None:
 
 def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
     """Options that would change nothing."""
-    algo, optim = config.algo, config.optim
+    algo = config.algo
     synchronous = config.train.max_staleness == 0 or algo.old_logp == "rollout"
     corrected = not synchronous if algo.correction == "auto" else algo.correction != "none"
     penalized = algorithm.penalizes if algo.overlong.penalty is None else algo.overlong.penalty
@@ -202,7 +204,6 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         ),
         ("algo.kl", ("where", "kind", "target", "horizon"), "without --algo.kl.coef"): not algo.kl.coef,
         ("algo.kl", ("horizon",), "without --algo.kl.target"): algo.kl.target is None,
-        ("optim", ("betas", "eps"), "with --optim.name sgd"): optim.name == "sgd",
         (
             "eval",
             tuple(name for name in config.eval.changed() if name != "enable"),
@@ -220,18 +221,27 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
                 raise ConfigError(f"--{section}.{name.replace('_', '-')} is not used {why}.")
 
 
+def _check_optimizer(config: TrainerConfig) -> None:
+    for name in ("betas", "eps"):
+        if config.optim.name == "sgd" and name in config.optim.changed():
+            raise ConfigError(f"--optim.{name} is not used with --optim.name sgd.")
+
+
 def _check_lora(config: Config) -> None:
-    lora = config.lora
+    _check_adapters(config.lora)
+    if config.lora.rank and config.ref.path is None and config.ref.offload:
+        raise ConfigError("--ref.offload is not used with --lora.rank: the reference is the policy with adapters off.")
+
+
+def _check_adapters(lora: LoraSection) -> None:
     unread = ("rank", "alpha", "dropout", "targets") if lora.path is not None else ("alpha", "dropout", "targets")
     why = "with --lora.path, whose adapter brings its own" if lora.path is not None else "without --lora.rank"
     for name in unread:
         if name in lora.changed() and (lora.path is not None or not lora.enabled):
             raise ConfigError(f"--lora.{name} is not used {why}.")
-    if lora.rank and config.ref.path is None and config.ref.offload:
-        raise ConfigError("--ref.offload is not used with --lora.rank: the reference is the policy with adapters off.")
 
 
-def _check_sharding(config: Config) -> None:
+def _check_sharding(config: TrainerConfig) -> None:
     """What a ZeRO stage can hold, and what must not be sharded."""
     parallel, stage = config.parallel, config.parallel.zero_stage
     if config.optim.name == "muon" and stage > 0:
@@ -247,6 +257,53 @@ def _check_sharding(config: Config) -> None:
         raise ConfigError("--parallel.offload-optimizer needs --parallel.zero-stage 1, 2 or 3.")
     if parallel.offload_params and stage != 3:
         raise ConfigError(f"--parallel.offload-params needs --parallel.zero-stage 3, not {stage}.")
+
+
+def check_supervised(config: SupervisedConfig) -> None:
+    """Everything of `sft`, `rm` and `dpo` that needs no model."""
+    data, train = config.data, config.train
+    if data.path is None:
+        raise ConfigError(f"agentrl {config.kind} learns from data: say which with --data.path FILE_OR_HUB_ID.")
+    if data.label_key is not None:
+        raise ConfigError(f"--data.label-key is not used by agentrl {config.kind}.")
+    if train.steps is not None and "epochs" in train.changed():
+        raise ConfigError("--train.epochs is not used with --train.steps, which says how many updates are made.")
+    unread = [name for name in config.eval.changed() if name != "enable"]
+    if unread and (data.test_path is None or not config.eval.enable):
+        why = "without --data.test-path" if data.test_path is None else "with --eval.no-enable"
+        raise ConfigError(f"--eval.{unread[0]} is not used {why}.")
+    rows = 1 if config.kind == "sft" else 2
+    if train.micro_batch_tokens < rows * train.max_len:
+        held = "one example" if rows == 1 else "both answers of a pair"
+        raise ConfigError(
+            f"--train.micro-batch-tokens {train.micro_batch_tokens} does not hold {held} of --train.max-len {train.max_len} "
+            "tokens: raise the one or lower the other."
+        )
+    if config.parallel.ranks > train.batch:
+        raise ConfigError(f"--parallel.ranks {config.parallel.ranks} is more than --train.batch {train.batch}.")
+    _check_kind(config)
+    _check_optimizer(config)
+    _check_adapters(config.lora)
+    _check_sharding(config)
+
+
+def _check_kind(config: SupervisedConfig) -> None:
+    """What the kinds of training have each for themselves."""
+    if isinstance(config, SftConfig):
+        data, sft = config.data, config.sft
+        for flag, given in (
+            ("--data.answer-key", data.answer_key),
+            ("--data.tools-key", data.tools_key),
+            ("--data.image-key", data.image_key),
+            ("--sft.turns", None if sft.turns == "all" else sft.turns),
+        ):
+            if sft.pretrain and given is not None:
+                raise ConfigError(f"{flag} is not used with --sft.pretrain, which trains on plain text.")
+    elif isinstance(config, DpoConfig):
+        if config.dpo.label_smoothing and config.dpo.kind == "ipo":
+            raise ConfigError("--dpo.label-smoothing is not used with --dpo.kind ipo.")
+        if config.data.margin_key is not None:
+            raise ConfigError("--data.margin-key is not used by agentrl dpo: margins are for reward models.")
 
 
 def check_sources(config: Config) -> None:

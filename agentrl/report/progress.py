@@ -22,8 +22,9 @@ RECENT = 48
 TIMED = 8
 BARS = "▁▂▃▄▅▆▇█"
 
-# (key of the record, heading, format)
-SHOWN = (
+Shown = tuple[tuple[str, str, str], ...]
+"""(key of the record, heading, format); the first key is drawn as a curve."""
+SHOWN: Shown = (
     ("reward/mean", "reward", "{:.3f}"),
     ("score/mean", "score", "{:.3f}"),
     ("length/action", "length", "{:.1f}"),
@@ -31,6 +32,17 @@ SHOWN = (
     ("throughput/tokens", "tokens/s", "{:.0f}"),
     ("episodes_in_flight", "in flight", "{:.0f}"),
 )
+SHOWN_SUPERVISED: Shown = (
+    ("train/loss", "loss", "{:.4f}"),
+    ("train/accuracy", "accuracy", "{:.3f}"),
+    ("train/margin", "margin", "{:.3f}"),
+    ("train/grad_norm", "gradient", "{:.2f}"),
+    ("throughput/tokens", "tokens/s", "{:.0f}"),
+)
+
+
+EVALUATED = ("reward/mean", "score/mean", "loss", "accuracy", "margin")
+"""How the keys of an evaluation that are shown end."""
 
 
 def sparkline(values: Sequence[float], low: float | None = None, high: float | None = None) -> str:
@@ -57,17 +69,19 @@ def duration(seconds: float) -> str:
 class History:
     """What has been reported so far. Records may lack any key but `step`."""
 
-    def __init__(self, steps: int | None) -> None:
+    def __init__(self, steps: int | None, shown: Shown = SHOWN) -> None:
         self.steps = steps
+        self.shown = shown
         self.last: dict[str, Any] = {}
-        self.rewards: deque[float] = deque(maxlen=RECENT)
+        self.curve: deque[float] = deque(maxlen=RECENT)
         self.evaluations: list[str] = []
         self._seconds: deque[float] = deque(maxlen=TIMED)
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.last = dict(record)
-        if "reward/mean" in record:
-            self.rewards.append(float(record["reward/mean"]))
+        drawn = self.shown[0][0]
+        if drawn in record:
+            self.curve.append(float(record[drawn]))
         if "time/step" in record:
             self._seconds.append(float(record["time/step"]))
 
@@ -94,7 +108,7 @@ def step_line(history: History) -> str:
     """The newest step in one line."""
     record = history.last
     parts = [f"step {history.place}"]
-    parts += [f"{heading} {shape.format(record[key])}" for key, heading, shape in SHOWN if key in record]
+    parts += [f"{heading} {shape.format(record[key])}" for key, heading, shape in history.shown if key in record]
     if history.left_s is not None:
         parts.append(f"{duration(history.left_s)} left")
     return "  ".join(parts)
@@ -104,7 +118,7 @@ def evaluation_line(record: Mapping[str, Any]) -> str | None:
     """The eval/… keys of a record in one line; None when it has none."""
     found = {key.removeprefix("eval/"): value for key, value in record.items() if key.startswith("eval/")}
     version = found.pop("version", None)
-    named = [key for key in found if key.endswith(("reward/mean", "score/mean")) or "pass@" in key]
+    named = [key for key in found if key.endswith(EVALUATED) or "pass@" in key]
     if not named:
         return None
     values = "  ".join(f"{key.removesuffix('/mean').replace('/', ' ')} {found[key]:.3f}" for key in named)
@@ -134,9 +148,9 @@ class SilentReporter:
 class PlainReporter(SilentReporter):
     """A line a step and a line an evaluation, written at once."""
 
-    def __init__(self, console: Console, steps: int | None) -> None:
+    def __init__(self, console: Console, steps: int | None, shown: Shown = SHOWN) -> None:
         self._console = console
-        self._history = History(steps)
+        self._history = History(steps, shown)
 
     def step(self, record: dict[str, Any]) -> None:
         if record["step"] > 0:
@@ -153,9 +167,9 @@ class PlainReporter(SilentReporter):
 class LiveReporter(SilentReporter):
     """A table that stays in place; what others print meanwhile scrolls above it."""
 
-    def __init__(self, console: Console, steps: int | None) -> None:
+    def __init__(self, console: Console, steps: int | None, shown: Shown = SHOWN) -> None:
         self._console = console
-        self._history = History(steps)
+        self._history = History(steps, shown)
         self._began = self._last = time.monotonic()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
@@ -181,10 +195,9 @@ class LiveReporter(SilentReporter):
 
     def _render(self) -> Group:
         history = self._history
-        rewards = (
-            Text(f"reward {sparkline(history.rewards)}") if history.rewards else Text("waiting for the first step")
-        )
-        return Group(self._progress(), self._table(), rewards)
+        name = history.shown[0][1]
+        curve = Text(f"{name} {sparkline(history.curve)}") if history.curve else Text("waiting for the first step")
+        return Group(self._progress(), self._table(), curve)
 
     def _progress(self) -> Table:
         history, now = self._history, time.monotonic()
@@ -200,10 +213,11 @@ class LiveReporter(SilentReporter):
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2), show_edge=False)
-        for _, heading, _ in SHOWN:
+        shown = self._history.shown
+        for _, heading, _ in shown:
             table.add_column(heading, justify="right")
         record = self._history.last
-        table.add_row(*(shape.format(record[key]) if key in record else "-" for key, _, shape in SHOWN))
+        table.add_row(*(shape.format(record[key]) if key in record else "-" for key, _, shape in shown))
         return table
 
 
@@ -239,15 +253,16 @@ def make_reporter(
     *,
     tensorboard: Path | None = None,
     console: Console | None = None,
+    shown: Shown = SHOWN,
 ) -> Reporters:
     """A `loop.Reporter` and context manager. auto: live on a terminal, else plain. Shows on stderr.
 
     `tensorboard` = the folder for event files; raises ConfigError when the package is not installed.
     """
     console = console or Console(stderr=True, highlight=False)
-    shown: SilentReporter = SilentReporter()
+    screen: SilentReporter = SilentReporter()
     if mode == "auto" and console.is_terminal:
-        shown = LiveReporter(console, steps)
+        screen = LiveReporter(console, steps, shown)
     elif mode != "none":
-        shown = PlainReporter(console, steps)
-    return Reporters([shown] if tensorboard is None else [shown, TensorBoardSink(tensorboard)])
+        screen = PlainReporter(console, steps, shown)
+    return Reporters([screen] if tensorboard is None else [screen, TensorBoardSink(tensorboard)])

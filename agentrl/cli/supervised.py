@@ -1,0 +1,170 @@
+"""What `sft`, `rm` and `dpo` share: options, checks, and a run from its first line to its last."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import tyro
+
+from ..assemble import make_renderer
+from ..checkpoint import Checkpoints, checkpoint_step
+from ..cluster import check_trainer_gpus, connected, trainer_cpus
+from ..config import SupervisedConfig
+from ..config.checks import check_supervised
+from ..config.dump import to_toml
+from ..config.load import parse_command, with_stored_config
+from ..config.section import Section
+from ..errors import ConfigError
+from ..image_store import ImageStore
+from ..model_folder import is_small, max_positions, model_config, resolve_model
+from ..report.progress import SHOWN_SUPERVISED, make_reporter
+from ..report.run_folder import RunFolder
+from ..supervised.dataset import load_examples
+from ..supervised.examples import Examples
+from ..supervised.plan import SupervisedPlan, describe, make_plan
+from ..supervised.run import StartTrainer, SupervisedParts, supervised_run
+from .console import out, progress_bar
+from .exits import DONE, INTERRUPTED
+from .policy import choose_model
+from .signals import terminable, until_signal
+
+
+class CommandOptions(Section):
+    """What is not part of the configuration."""
+
+    config: Annotated[str | None, tyro.conf.arg(name="config")] = None
+    """TOML or YAML file with options; flags win over it."""
+    dry_run: bool = False
+    """Read the data, print the effective configuration and the plan, and exit."""
+    debug: bool = False
+    """Show stack traces."""
+
+
+C = TypeVar("C", bound=SupervisedConfig)
+
+
+def run_command(kind: type[C], command: type[Section], argv: list[str], description: str) -> int:
+    """The exit code of `agentrl KIND ARGV`. `command` = the configuration and CommandOptions in one."""
+    name = kind.kind
+    argv = with_stored_config(argv)
+    given: Any = parse_command(command, argv, prog=f"agentrl {name}", description=description)
+    config = kind(**{section: getattr(given, section) for section in kind.model_fields})
+    logging.basicConfig(level=logging.DEBUG if given.debug else logging.WARNING, format="%(levelname)s %(message)s")
+    check_supervised(config)
+    folder, resume_from = _run_folder(config)
+    with ExitStack() as session:
+        if given.dry_run:
+            return _dry_run(config)
+        session.enter_context(connected(trainer_cpus(config.parallel) + 1))
+        session.enter_context(terminable())
+        gpus = check_trainer_gpus(config.parallel)
+        model = _model(config, gpus)
+        examples, held_out = _examples(config, model, ImageStore(folder.images))
+        plan = make_plan(config, len(examples), tiny=is_small(model))
+        _show(config, model, examples, held_out, plan)
+        folder.begin(to_toml(config), None if resume_from is None else checkpoint_step(resume_from))
+        return _run(SupervisedParts(config, model, examples, held_out, plan, folder, _trainer_starter(), resume_from))
+
+
+def _dry_run(config: SupervisedConfig) -> int:
+    model = _model(config, 0.0)
+    examples, held_out = _examples(config, model, None)
+    _show(config, model, examples, held_out, make_plan(config, len(examples), tiny=is_small(model)))
+    out.print(to_toml(config), markup=False, highlight=False)
+    return DONE
+
+
+def _model(config: SupervisedConfig, gpus: float) -> str:
+    """The model's folder; the others that are named are there too. Raises ConfigError."""
+    path = choose_model(config, config.data.image_key is not None, gpus)
+    if hasattr(config, "ref") and config.ref.path is not None:
+        resolve_model(config.ref.path, "--ref.path")
+    longest = max_positions(model_config(path))
+    if longest is not None and config.train.max_len > longest and "max_len" in config.train.changed():
+        raise ConfigError(f"--train.max-len {config.train.max_len}: {path} was made for {longest} tokens at most.")
+    return path
+
+
+def _examples(config: SupervisedConfig, model: str, store: ImageStore | None) -> tuple[Examples, Examples | None]:
+    """(those to train on, the held-out ones)."""
+    longest = max_positions(model_config(model)) or config.train.max_len
+    train = config.train.model_copy(update={"max_len": min(config.train.max_len, longest)})
+    config = config.model_copy(update={"train": train})
+    renderer = make_renderer(config, model)
+    with progress_bar() as bar:
+        examples = load_examples(config, renderer, store, lambda share: bar("examples", share))
+        if config.data.test_path is None or not config.eval.enable:
+            return examples, None
+        told = lambda share: bar("held-out examples", share)  # noqa: E731
+        return examples, load_examples(config, renderer, store, told, held_out=True)
+
+
+def _show(
+    config: SupervisedConfig, model: str, examples: Examples, held_out: Examples | None, plan: SupervisedPlan
+) -> None:
+    what = "examples" if config.kind == "sft" else "pairs"
+    lines = [f"model {model}", examples.describe(what)]
+    lines.append("no held-out data: no evaluation" if held_out is None else held_out.describe(f"held-out {what}"))
+    for line in [*lines, *describe(config, plan)]:
+        out.print(line, highlight=False, soft_wrap=True)
+
+
+def _run(parts: SupervisedParts) -> int:
+    log_section, path = parts.config.log, parts.folder.path
+    tensorboard = path / "tensorboard" if log_section.tensorboard else None
+    with make_reporter(
+        log_section.progress, parts.plan.steps, tensorboard=tensorboard, shown=SHOWN_SUPERVISED
+    ) as reporter:
+        interrupted = asyncio.run(until_signal(supervised_run(parts, reporter)))
+    for line in _ending(parts, interrupted):
+        out.print(line, highlight=False, soft_wrap=True)
+    return INTERRUPTED if interrupted else DONE
+
+
+def _ending(parts: SupervisedParts, interrupted: bool) -> list[str]:
+    """What came of the run, and what can be done next."""
+    folder, path = parts.folder, parts.folder.path
+    if interrupted:
+        saved = (folder.checkpoints / "latest").is_file()
+        resume = f"agentrl {parts.config.kind} --resume latest --run.dir {path.parent} --run.name {path.name}"
+        return [f"Interrupted: {path}", f"Go on with: {resume}" if saved else "Nothing was trained yet."]
+    records = [json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines()]
+    results = [record for record in records if "eval/loss" in record]
+    lines = [f"Done: {path}", f"The model: {folder.final}"]
+    if len(results) > 1:
+        first, last = results[0], results[-1]
+        lines.insert(
+            0,
+            f"held-out loss {first['eval/loss']:.4f} before, {last['eval/loss']:.4f} after {last['step']} updates; "
+            f"accuracy {first['eval/accuracy']:.3f} before, {last['eval/accuracy']:.3f} after",
+        )
+    return lines
+
+
+def _trainer_starter() -> StartTrainer:
+    from agentrl.trainers.group import SupervisedGroup
+
+    return SupervisedGroup.start
+
+
+def _run_folder(config: SupervisedConfig) -> tuple[RunFolder, Path | None]:
+    """The run's folder, and the checkpoint it goes on from. Nothing is written yet. Raises ConfigError."""
+    run = config.run
+    if run.resume is None:
+        return RunFolder.fresh(run.dir, run.name or _fresh_name(config)), None
+    if run.name is None:
+        raise ConfigError("--resume needs --run.name, the name of the run to go on with.")
+    folder = RunFolder(Path(run.dir) / run.name)
+    return folder, Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
+
+
+def _fresh_name(config: SupervisedConfig) -> str:
+    what = re.sub(r"[^A-Za-z0-9]+", "-", Path(config.data.path or "data").stem).strip("-")
+    return f"{what}-{config.kind}-{time.strftime('%m%d-%H%M%S')}"

@@ -1,0 +1,137 @@
+"""From configuration to examples: what is read, spelled, cut and left out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from ..config import DpoConfig, RmConfig, SftConfig, SupervisedConfig
+from ..config.supervised import AnswersSection, PairsSection
+from ..data import load_tasks
+from ..env import Task
+from ..errors import ConfigError, DataError
+from ..image_store import ImageStore
+from ..renderer import Renderer
+from .conversations import conversation, margin_of, pair, tools_of
+from .examples import Examples, Item, Pair, as_row
+from .spelling import Speller, Spelling, said
+from .trajectories import is_recorded, recorded_examples
+
+log = logging.getLogger(__name__)
+EMPTY, TOO_LONG, UNREADABLE = "nothing to train", "longer than train.max_len", "unreadable"
+Told = Callable[[float], None]
+
+
+class LeftOutError(Exception):
+    """A row that is no example; the message is the reason."""
+
+
+def load_examples(
+    config: SupervisedConfig, renderer: Renderer, store: ImageStore | None, told: Told, *, held_out: bool = False
+) -> Examples:
+    """The training examples, or those of `data.test_path`. Pictures go into the store; `told` is given the share done.
+
+    Raises DataError for a file or row that cannot be read (unless `data.on_error` says skip), and when nothing is left.
+    """
+    section = config.data
+    path = section.test_path if held_out else section.path
+    if isinstance(config, SftConfig) and path is not None and is_recorded(path):
+        found = recorded_examples(path, config, Speller(renderer), renderer, store)
+    else:
+        tasks = load_tasks(section.model_copy(update={"path": path}), evaluation=False)
+        _check_columns(tasks[0], config)
+        found = _Maker(config, renderer, store).examples(tasks[: config.eval.samples] if held_out else tasks, told)
+    found.items = found.items[: config.eval.samples if held_out else section.max_samples]
+    if not found.items:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
+        raise DataError(f"{path}: no example is left to use ({reasons or 'it is empty'}).")
+    return found
+
+
+def _check_columns(task: Task, config: SupervisedConfig) -> None:
+    """The columns that the options name are there. Raises DataError that names the flag."""
+    data = config.data
+    names = ("answer_key",) if isinstance(data, AnswersSection) else ("chosen_key", "rejected_key", "margin_key")
+    for name in (*names, "tools_key"):
+        key = getattr(data, name)
+        if key is not None and key not in task.row:
+            flag = f"--data.{name.replace('_', '-')}"
+            raise DataError(f"{data.path} has no column {key!r} ({flag}). It has: {', '.join(task.row)}.")
+
+
+class _Maker:
+    """Spells the rows of a dataset for one kind of training."""
+
+    def __init__(self, config: SupervisedConfig, renderer: Renderer, store: ImageStore | None) -> None:
+        self._config = config
+        self._speller = Speller(renderer)
+        self._store = store
+        self._max_len = config.train.max_len
+        self._cut = 0
+
+    def examples(self, tasks: Sequence[Task], told: Told) -> Examples:
+        made = Examples()
+        for i, task in enumerate(tasks):
+            told((i + 1) / len(tasks))
+            try:
+                made.items += self._items(task)
+            except LeftOutError as error:
+                made.left_out[str(error)] += 1
+            except DataError as error:
+                if self._config.data.on_error == "error":
+                    raise DataError(f"{task.id.replace('-', ' ')} of {self._config.data.path}: {error}") from error
+                log.warning("skipped %s: %s", task.id, error)
+                made.left_out[UNREADABLE] += 1
+        made.cut = self._cut
+        return made
+
+    def _items(self, task: Task) -> Iterator[Item]:
+        config = self._config
+        if isinstance(config, SftConfig):
+            return self._texts(task) if config.sft.pretrain else iter([self._answer(task, config)])
+        if not isinstance(config, RmConfig | DpoConfig):
+            raise ConfigError(f"there are no examples for {config.kind}")
+        return iter([self._pair(task, config.data)])
+
+    def _texts(self, task: Task) -> Iterator[Item]:
+        if not isinstance(task.prompt, str):
+            raise DataError(f"--sft.pretrain wants a text, not {repr(task.prompt)[:60]}")
+        whole, size = self._speller.plain(task.prompt), self._max_len
+        self._cut += len(whole) > size
+        for start in range(0, len(whole), size):
+            ids = whole.token_ids[start : start + size]
+            if len(ids) > 1:
+                piece = Spelling(ids, (False, *[True] * (len(ids) - 1)))
+                yield as_row(piece, f"{task.id}-{start // size}", None)
+
+    def _answer(self, task: Task, config: SftConfig) -> Item:
+        messages = conversation(task, config.data)
+        if not any(said(message) for message in messages if message["role"] == "assistant"):
+            raise LeftOutError(EMPTY)
+        tools = tools_of(task.row, config.data.tools_key)
+        spelling = self._speller.spell(messages, tools, last_only=config.sft.turns == "last")
+        kept = spelling.cut(self._max_len)
+        if not any(kept.trained):
+            raise LeftOutError(EMPTY if len(spelling) <= self._max_len else TOO_LONG)
+        self._cut += len(kept) < len(spelling)
+        return as_row(kept, task.id, self._store)
+
+    def _pair(self, task: Task, section: PairsSection) -> Item:
+        tools = tools_of(task.row, section.tools_key)
+        chosen, rejected = (self._side(messages, tools) for messages in pair(task, section))
+        margin = margin_of(task.row, section.margin_key)
+        scored = isinstance(self._config, RmConfig)
+        rows = [
+            as_row(spelling, f"{task.id}-{name}", self._store, last_only=scored)
+            for spelling, name in ((chosen, "chosen"), (rejected, "rejected"))
+        ]
+        return Pair(rows[0], rows[1], margin)
+
+    def _side(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> Spelling:
+        if messages[-1]["role"] != "assistant" or not said(messages[-1]):
+            raise LeftOutError(EMPTY)
+        spelling = self._speller.spell(messages, tools)
+        if len(spelling) > self._max_len:
+            raise LeftOutError(TOO_LONG)
+        return spelling

@@ -1,0 +1,145 @@
+"""The loop of supervised and preference training: take a batch, make one update; evaluate, save and export."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ..checkpoint import Checkpoints, RunState
+from ..config import SupervisedConfig
+from ..loop import INTERRUPT_GRACE_S, Reporter
+from ..report.run_folder import RunFolder
+from ..rollout.watchdog import within
+from ..training import TrainReport
+from .examples import Examples, Item
+from .plan import SupervisedPlan
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Trainer(Protocol):
+    """What the loop asks of a trainer. One call at a time. `agentrl.trainers.group.SupervisedGroup` is one."""
+
+    async def train(self, items: list[Item], step: int) -> TrainReport: ...
+
+    async def evaluate(self, items: list[Item]) -> dict[str, float]: ...
+
+    async def reference(self, items: list[Item]) -> list[float]: ...
+
+    async def save(self, folder: Path) -> None: ...
+
+    async def load(self, folder: Path) -> None: ...
+
+    async def export(self, folder: Path) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class SupervisedLoop:
+    """The parts of one run and where it stands: `step` updates are made. A batch depends on its step and the seed alone, so
+    a run that is resumed makes the updates that it would have made.
+    """
+
+    config: SupervisedConfig
+    trainer: Trainer
+    examples: Examples
+    held_out: Examples | None
+    plan: SupervisedPlan
+    checkpoints: Checkpoints
+    folder: RunFolder
+    reporter: Reporter
+    state: RunState = field(default_factory=RunState)
+    _current: asyncio.Future[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.step = self.state.step
+
+    async def run(self) -> None:
+        """Train to the end, then evaluate, save and export. Raises RunStoppedError when the run cannot go on."""
+        if self.step == 0:
+            await self._evaluate()
+        while self.step < self.plan.steps:
+            await self._uninterrupted(self._train())
+            if self._due(self.config.eval.every or self.plan.per_epoch) and self.step < self.plan.steps:
+                await self._evaluate()
+            if self._due(self.config.ckpt.every) and self.step < self.plan.steps:
+                await self.save()
+        await self._finish()
+
+    async def _train(self) -> None:
+        began = time.monotonic()
+        items = [self.examples.items[i] for i in self.plan.indices(self.step + 1)]
+        report = await self._watched(self.trainer.train(items, self.step + 1), f"the trainer, in step {self.step + 1}")
+        self.step += 1
+        seconds, tokens = time.monotonic() - began, sum(map(len, items))
+        record = {
+            "step": self.step,
+            "epoch": self.plan.epoch(self.step) + 1,
+            **report.metrics,
+            "tokens": float(tokens),
+            "time/step": seconds,
+            "throughput/tokens": tokens / seconds,
+        }
+        self.folder.add_metrics(record)
+        self.reporter.step(record)
+
+    async def _uninterrupted(self, step: Coroutine[Any, Any, None]) -> None:
+        """An update once begun is finished, unless it takes longer than INTERRUPT_GRACE_S after an interrupt."""
+        self._current = asyncio.ensure_future(step)
+        try:
+            await asyncio.shield(self._current)
+        except asyncio.CancelledError:
+            await asyncio.wait([self._current], timeout=INTERRUPT_GRACE_S)
+            self._current.cancel()
+            raise
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a checkpoint of this moment would be consistent: something was trained, and no update is half made."""
+        update = self._current
+        whole = update is None or (update.done() and not update.cancelled() and update.exception() is None)
+        return self.step > 0 and whole
+
+    async def restore(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint."""
+        await self._watched(self.trainer.load(checkpoint), f"the trainer to load {checkpoint}")
+
+    async def save(self) -> None:
+        """A checkpoint of this moment. Raises RunStoppedError when it fails."""
+        self.state = replace(self.state, step=self.step)
+        await self._watched(self.checkpoints.save(self.state, self.trainer.save), f"the checkpoint of step {self.step}")
+
+    async def _evaluate(self) -> None:
+        """The held-out examples with the present weights, once a step; the lowest loss makes the best checkpoint."""
+        if self.held_out is None or self.state.evaluated == self.step:
+            return
+        found = await self._watched(self.trainer.evaluate(self.held_out.items), "the evaluation")
+        record = {"step": self.step, **{f"eval/{name}": value for name, value in found.items()}}
+        self.folder.amend_metrics(record)
+        self.reporter.evaluation(record)
+        self.state = replace(self.state, evaluated=self.step)
+        if self.step and (self.state.best is None or -found["loss"] > self.state.best):
+            self.state = replace(self.state, best=-found["loss"], best_step=self.step)
+
+    async def _finish(self) -> None:
+        await self._evaluate()
+        if self.held_out is None and self.config.kind == "rm":
+            await self._watched(
+                self.trainer.evaluate(self.examples.items[: self.config.eval.samples]), "the scale of the scores"
+            )
+        await self.save()
+        await self._watched(self.trainer.export(self.folder.final), "the export of the model")
+
+    def _due(self, every: int) -> bool:
+        return every > 0 and self.step > 0 and self.step % every == 0
+
+    async def _watched(self, awaitable: Awaitable[T], what: str) -> T:
+        watch = self.config.watchdog
+        return await within(awaitable, what, warn_after=watch.warn_after, fail_after=watch.fail_after)

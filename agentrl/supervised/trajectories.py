@@ -1,0 +1,137 @@
+"""Recorded episodes as examples: the files of `agentrl rollout --out` and of a run's rollouts/."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..config import SftConfig
+from ..image_store import ImageStore
+from ..messages import Image, message_text
+from ..renderer import Renderer
+from ..report.read_record import read_episode, read_lines
+from ..report.record import JSON_LINES
+from ..rollout.episode import EpisodeResult
+from ..trajectory import Row
+from .conversations import placed
+from .examples import Examples, as_row
+from .spelling import Speller, Spelling
+
+NO_TOKENS, FAILED, LOW, TOO_LONG = (
+    "nothing was sampled",
+    "failed",
+    "score below sft.min_score",
+    "longer than train.max_len",
+)
+LOOKED_AT = 8
+"""Episodes whose tokens are compared with what was said, to see whether they are this model's."""
+
+
+def is_recorded(path: str) -> bool:
+    """Whether a path holds trajectories: a folder with step_*.jsonl, or a file whose first line is one."""
+    files = _files(Path(path))
+    if not files or files[0].suffix != ".jsonl" or not files[0].is_file():
+        return False
+    with files[0].open(**JSON_LINES) as file:
+        line = file.readline()
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and {"rollout_id", "rows", "messages"} <= record.keys()
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.glob("step_*.jsonl")) if path.is_dir() else [path]
+
+
+def recorded_examples(
+    path: str, config: SftConfig, speller: Speller, renderer: Renderer, store: ImageStore | None
+) -> Examples:
+    """One example a training row, in the tokens that were sampled; of another model's episodes one a conversation, spelled
+    anew. Raises DataError for a line that is no record.
+    """
+    found = Examples()
+    episodes = list(_episodes(path))
+    own = all(_spells(episode, renderer) for episode, _ in episodes[:LOOKED_AT])
+    for episode, images in episodes:
+        reason = _reason(episode, config.sft.min_score)
+        spellings = [] if reason else list(_spellings(episode, images, speller, own, config))
+        kept = [(spelling.cut(config.train.max_len), spelling) for spelling in spellings]
+        usable = [(short, whole) for short, whole in kept if any(short.trained)]
+        if not usable:
+            found.left_out[reason or (TOO_LONG if spellings else NO_TOKENS)] += 1
+        for i, (short, whole) in enumerate(usable):
+            found.cut += len(short) < len(whole)
+            found.items.append(as_row(short, f"{episode.rollout_id}-{i}", store))
+    return found
+
+
+def _episodes(path: str) -> Iterator[tuple[EpisodeResult, ImageStore]]:
+    for file in _files(Path(path)):
+        beside = file.parent / "images"
+        images = ImageStore(beside if beside.is_dir() else file.parent.parent / "images")
+        for record in read_lines(file):
+            yield read_episode(record), images
+
+
+def _reason(episode: EpisodeResult, min_score: float | None) -> str | None:
+    """Why an episode is no example."""
+    if episode.error is not None:
+        return FAILED
+    if min_score is not None and (episode.score is None or episode.score < min_score):
+        return LOW
+    return None if episode.rows else NO_TOKENS
+
+
+def _spells(episode: EpisodeResult, renderer: Renderer) -> bool:
+    """Whether the tokens that were sampled last say, to this model, what the assistant said last."""
+    replies = [message for message in episode.messages if message["role"] == "assistant"]
+    rows = [row for row in episode.rows if row.loss_mask.any()]
+    if not rows or not replies:
+        return True
+    sampled = rows[-1].token_ids[rows[-1].loss_mask].tolist()
+    if max(rows[-1].token_ids.tolist()) >= len(renderer.tokenizer):
+        return False
+    reply = replies[-1].get("content") or ""
+    told = reply if isinstance(reply, str) else "".join(part.get("text", "") for part in reply)
+    return told.strip() in renderer.text(sampled)
+
+
+def _spellings(
+    episode: EpisodeResult, images: ImageStore, speller: Speller, own: bool, config: SftConfig
+) -> Iterator[Spelling]:
+    if own:
+        yield from (_of_row(row, images, config) for row in episode.rows)
+        return
+    messages = [_with_pictures(message, images) for message in episode.messages]
+    if any(message_text(message) for message in messages):
+        yield speller.spell(placed(messages, ()), last_only=config.sft.turns == "last")
+
+
+def _of_row(row: Row, images: ImageStore, config: SftConfig) -> Spelling:
+    mask = row.loss_mask.copy()
+    if config.sft.turns == "last" and mask.any():
+        breaks = np.flatnonzero(~mask[: np.flatnonzero(mask)[-1]])
+        mask[: breaks[-1] + 1 if len(breaks) else 0] = False
+    pictures = tuple(images.get(sha) for sha, _, _ in row.images)
+    whole = Spelling(tuple(row.token_ids.tolist()), tuple(mask.tolist()), tuple(row.images), pictures)
+    return whole.cut(len(whole))
+
+
+def _with_pictures(message: Mapping[str, Any], images: ImageStore) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [_picture(part, images) for part in content]
+    return {**message, "content": content}
+
+
+def _picture(part: Any, images: ImageStore) -> Any:
+    if isinstance(part, dict) and "sha256" in part:
+        image: Image = images.get(part["sha256"])
+        return image
+    return part
