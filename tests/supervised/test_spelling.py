@@ -23,7 +23,9 @@ TOOL_TURNS: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "abcdefghi", "name": "add", "content": "2"},
     {"role": "assistant", "content": "a2"},
 ]
-WITH_TOOLS = [name for name in FAMILIES if name in ("chatml", "thinking", "headers", "inst", "channels", "text_arguments")]
+WITH_TOOLS = [
+    name for name in FAMILIES if name in ("chatml", "thinking", "headers", "inst", "channels", "text_arguments")
+]
 
 
 def chat(*contents: str) -> list[dict[str, Any]]:

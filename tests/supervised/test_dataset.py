@@ -1,0 +1,152 @@
+"""From files to examples: kinds of rows, what is cut, counted and refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image as PILImage
+
+from agentrl import DataError, Image, Renderer
+from agentrl.config import DpoConfig, RmConfig, SftConfig
+from agentrl.image_store import ImageStore
+from agentrl.supervised.dataset import load_examples
+from agentrl.supervised.examples import Examples, Pair
+from agentrl.supervised.plan import make_plan
+
+from ..core.templates import FAMILIES
+from ..core.tokenizers import FakeProcessor
+
+Load = Callable[..., Examples]
+CONFIGS = {"sft": SftConfig, "rm": RmConfig, "dpo": DpoConfig}
+
+
+@pytest.fixture
+def renderer() -> Renderer:
+    return Renderer(FakeProcessor(FAMILIES["vision"].tokenizer()))
+
+
+@pytest.fixture
+def load(tmp_path: Path, renderer: Renderer) -> Load:
+    """load("sft", rows, data={…}, …): the examples of these rows, pictures in tmp_path/images."""
+
+    def examples(kind: str, rows: list[dict[str, Any]], **sections: dict[str, Any]) -> Examples:
+        path = tmp_path / "rows.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        sections["data"] = {"path": str(path)} | sections.get("data", {})
+        config = CONFIGS[kind].model_validate(sections)
+        return load_examples(config, renderer, ImageStore(tmp_path / "images"), lambda share: None)
+
+    return examples
+
+
+def said(renderer: Renderer, row: Any) -> str:
+    return renderer.text(row.token_ids[row.loss_mask].tolist(), special=True)
+
+
+def test_conversations_prompts_with_answers_and_foreign_keys(load: Load, renderer: Renderer) -> None:
+    turns = [("user", "q"), ("assistant", "a")]
+    whole = load("sft", [{"messages": [{"role": role, "content": text} for role, text in turns]}])
+    answered = load("sft", [{"p": "q", "a": "a"}], data={"input_key": "p", "answer_key": "a"})
+    names = {"user": "human", "assistant": "gpt"}
+    foreign = [{"conversations": [{"from": names[role], "value": text} for role, text in turns]}]
+    other = load("sft", foreign, data={"input_key": "conversations"})
+    rows = [examples.items[0] for examples in (whole, answered, other)]
+    assert all(said(renderer, row) == "a<|im_end|>" for row in rows)
+    assert all(np.array_equal(row.token_ids, rows[0].token_ids) for row in rows)
+
+
+def test_TOK_06_rows_without_anything_to_train_are_left_out_and_counted(load: Load) -> None:
+    rows = [{"p": "q", "a": "a"}, {"p": "q", "a": " "}, {"p": "q" * 80, "a": "a"}, {"p": "q", "a": "b" * 80}]
+    examples = load("sft", rows, data={"input_key": "p", "answer_key": "a"}, train={"max_len": 64})
+    assert [row.rollout_id for row in examples.items] == ["row-0", "row-3"]
+    assert examples.left_out == {"nothing to train": 1, "longer than train.max_len": 1} and examples.cut == 1
+    assert len(examples.items[1]) == 64 and examples.items[1].loss_mask[-1]
+    assert "1 left out: nothing to train" in examples.describe("examples")
+    with pytest.raises(DataError, match="no example is left to use \\(1 nothing to train\\)"):
+        load("sft", rows[1:2], data={"input_key": "p", "answer_key": "a"})
+
+
+def test_plain_text_is_trained_from_the_second_token_on_in_pieces(load: Load, renderer: Renderer) -> None:
+    sections = {"data": {"input_key": "text"}, "sft": {"pretrain": True}, "train": {"max_len": 10}}
+    examples = load("sft", [{"text": "<|im_end|>" + "é" * 9}, {"text": "b"}], **sections)
+    assert all(not row.loss_mask[0] and row.loss_mask[1:].all() for row in examples.items)
+    whole = [token for row in examples.items[:2] for token in row.token_ids.tolist()]
+    assert [len(row) for row in examples.items[:2]] == [10, 10] and examples.cut == 1
+    assert renderer.text(whole, special=True) == "<|im_end|>" + "é" * 9 + "<|im_end|>"
+
+
+def test_pairs_in_every_form_train_the_answers_alone(load: Load, renderer: Renderer) -> None:
+    user, early = {"role": "user", "content": "q"}, {"role": "assistant", "content": "earlier"}
+    good, bad = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+    forms: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"prompt": "q", "chosen": "good", "rejected": "bad"}, {}),
+        ({"prompt": [user], "chosen": [good], "rejected": [bad]}, {}),
+        ({"chosen": [user, good], "rejected": [user, bad]}, {"input_key": "chosen"}),
+        ({"prompt": "q", "chosen": [user, good], "rejected": [user, bad]}, {}),
+        ({"prompt": [user, early, user], "chosen": "good", "rejected": "bad"}, {}),
+        ({"chosen": [user, early, user, good], "rejected": [user, bad]}, {"input_key": "chosen"}),
+    ]
+    for row, data in forms:
+        (pair,) = load("dpo", [row], data=data).items
+        assert isinstance(pair, Pair) and pair.reference is None
+        assert [said(renderer, side) for side in pair.rows] == ["good<|im_end|>", "bad<|im_end|>"]
+    (scored,) = load("rm", [{**forms[0][0], "m": 2}], data={"margin_key": "m"}).items
+    assert isinstance(scored, Pair) and scored.margin == 2.0
+    assert [np.flatnonzero(side.loss_mask).tolist() for side in scored.rows] == [[len(r) - 1] for r in scored.rows]
+
+
+def test_pairs_that_are_too_long_or_say_nothing_are_left_out(load: Load) -> None:
+    rows = [{"prompt": "q", "chosen": "a", "rejected": text} for text in ("b", "", "b" * 99)]
+    examples = load("dpo", rows, train={"max_len": 64})
+    assert len(examples) == 1 and examples.left_out == {"nothing to train": 1, "longer than train.max_len": 1}
+
+
+def test_pictures_go_where_messages_leave_a_place_and_into_the_store(load: Load, tmp_path: Path) -> None:
+    for color in ("red", "blue"):
+        PILImage.new("RGB", (4, 4), color).save(tmp_path / f"{color}.png")
+    shas = [Image(str(tmp_path / f"{color}.png")).sha256 for color in ("red", "blue")]
+    hole = {"type": "image"}
+    parts = [{"type": "text", "text": "and"}, hole, {"type": "text", "text": "then"}, hole]
+    placed = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "a"}]}
+    loose = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}
+    for row in (placed, loose):
+        (item,) = load("sft", [{**row, "i": ["red.png", "blue.png"]}], data={"image_key": "i"}).items
+        assert [sha for sha, _, _ in item.images] == shas
+    assert all(ImageStore(tmp_path / "images").get(sha) for sha in shas)
+    with pytest.raises(DataError, match=r"row 0 of .*: there are 3 images, and places for 2"):
+        load("sft", [{**placed, "i": ["red.png"] * 3}], data={"image_key": "i"})
+    with pytest.raises(DataError, match="no image left"):
+        load("sft", [{**placed, "i": ["red.png"]}], data={"image_key": "i"})
+
+
+def test_what_is_wrong_with_a_row_is_said_with_its_number(load: Load) -> None:
+    good = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "t": "[]"}
+    with pytest.raises(DataError, match=r"no column 'x' \(--data.answer-key\). It has: messages, t"):
+        load("sft", [good], data={"answer_key": "x"})
+    with pytest.raises(DataError, match=r"row 1 of .*'t' holds no JSON"):
+        load("sft", [good, {**good, "t": "{"}], data={"tools_key": "t"})
+    skipping = load("sft", [good, {**good, "t": "{"}], data={"tools_key": "t", "on_error": "skip"})
+    assert len(skipping) == 1 and skipping.left_out == {"unreadable": 1}
+    with pytest.raises(DataError, match=r"--data.answer-key, or train on the text alone with --sft.pretrain"):
+        load("sft", [{"messages": "text"}])
+    with pytest.raises(DataError, match=r"row 0 of .*'m' is 'x', no margin"):
+        load("rm", [{"prompt": "q", "chosen": "a", "rejected": "b", "m": "x"}], data={"margin_key": "m"})
+
+
+def test_CKP_02_the_horizon_is_the_number_of_updates() -> None:
+    config = SftConfig.model_validate({"train": {"batch": 4, "epochs": 3}})
+    plan = make_plan(config, 10, tiny=True)
+    assert (plan.per_epoch, plan.steps) == (3, 9)
+    for epoch in range(3):
+        steps = range(3 * epoch + 1, 3 * epoch + 4)
+        batches = [plan.indices(step) for step in steps]
+        assert [len(batch) for batch in batches] == [4, 4, 2] and {plan.epoch(step) for step in steps} == {epoch}
+        assert sorted(i for batch in batches for i in batch) == list(range(10))
+    assert plan.indices(1) != plan.indices(4) and plan.indices(2) == make_plan(config, 10, tiny=True).indices(2)
+    still = config.model_copy(update={"train": config.train.model_copy(update={"shuffle": False, "steps": 4})})
+    assert make_plan(still, 10, tiny=True).indices(4) == [0, 1, 2, 3] and make_plan(still, 10, tiny=True).steps == 4
