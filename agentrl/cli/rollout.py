@@ -35,6 +35,8 @@ class RolloutCommand(PlayCommand):
     """Task draws to play."""
     samples: int = Field(1, ge=1)
     """Episodes of each draw."""
+    best_of: int | None = Field(None, ge=2)
+    """Play each draw so many times and keep the episode with the highest reward alone (rejection sampling), for agentrl sft."""
     split: str = "train"
     """Split the tasks are from."""
     out: str | None = None
@@ -48,6 +50,10 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.ERROR)
     held_out = {"enable": command.split != "train", "split": command.split, "tasks": command.tasks}
     config = command.settings(eval=held_out)
+    if command.best_of is not None and command.samples > 1:
+        raise ConfigError("--samples is not used with --best-of, which says how often a draw is played.")
+    if command.best_of is not None and command.out is None:
+        raise ConfigError("--best-of keeps the best episodes: say where with --out FILE.jsonl.")
     check_engine(config, ENGINES)
     check_sources(config)
     results: list[EpisodeResult] = []
@@ -64,10 +70,12 @@ async def _play(
     command: RolloutCommand, ready: Ready, gpus: float, orders: Sequence[EpisodeOrder], results: list[EpisodeResult]
 ) -> None:
     with RolloutFile(command.out) as file, progress_bar() as bar:
+        best = BestOf(command.best_of or 1)
 
         def back(result: EpisodeResult) -> None:
             results.append(result)
-            file.add(result)
+            for kept in best.kept(result) if command.best_of else (result,):
+                file.add(kept)
             bar("episodes", len(results) / len(orders))
 
         async with open_player(ready, file.images, gpus) as player:
@@ -86,8 +94,26 @@ def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
     return [
         draw_order(config, ready.limits, draw, sample, task)
         for draw, task in drawn
-        for sample in range(command.samples)
+        for sample in range(command.best_of or command.samples)
     ]
+
+
+class BestOf:
+    """Of each draw's `n` episodes the one with the highest reward, the first of equals; none where none has a verdict."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._groups: dict[int, list[EpisodeResult]] = {}
+
+    def kept(self, result: EpisodeResult) -> list[EpisodeResult]:
+        """What is kept now that this episode is back: nothing before its group is complete."""
+        group = self._groups.setdefault(result.draw, [])
+        group.append(result)
+        if len(group) < self._n:
+            return []
+        del self._groups[result.draw]
+        judged = sorted((one for one in group if one.total_reward is not None), key=lambda one: one.sample)
+        return [max(judged, key=lambda one: one.total_reward or 0.0)] if judged else []
 
 
 async def play_all(

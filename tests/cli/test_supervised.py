@@ -1,0 +1,105 @@
+"""`agentrl sft | rm | dpo`: what is refused before anything starts, and what a dry run shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Said
+
+CHAT = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
+PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["sft"], "say which with --data.path"),
+        (["sft", "--data.path", "no.jsonl"], "there is no such file"),
+        (["sft", "--data.path", "chat.jsonl", "--data.label-key", "x"], "--data.label-key is not used by agentrl sft"),
+        (["sft", "--data.path", "chat.jsonl", "--sft.pretrain", "--sft.turns", "last"], "--sft.turns is not used with"),
+        (
+            ["sft", "--data.path", "chat.jsonl", "--train.steps", "3", "--train.epochs", "2"],
+            "--train.epochs is not used",
+        ),
+        (
+            ["sft", "--data.path", "chat.jsonl", "--eval.every", "3"],
+            "--eval.every is not used without --data.test-path",
+        ),
+        (["sft", "--data.path", "chat.jsonl", "--train.max-len", "9999"], "was made for"),
+        (["sft", "--data.path", "chat.jsonl", "--data.input-key", "x"], "no column 'x'"),
+        (["dpo", "--data.path", "pairs.jsonl", "--train.micro-batch-tokens", "100"], "does not hold both answers"),
+        (["dpo", "--data.path", "pairs.jsonl", "--data.rejected-key", "x"], "--data.rejected-key"),
+        (["dpo", "--data.path", "pairs.jsonl", "--dpo.kind", "ipo", "--dpo.label-smoothing", "0.1"], "not used with"),
+        (["dpo", "--data.path", "pairs.jsonl", "--data.margin-key", "m"], "margins are for reward models"),
+        (["dpo", "--data.path", "pairs.jsonl", "--ref.path", "/no"], "--ref.path /no"),
+        (["rm", "--data.path", "pairs.jsonl", "--lora.alpha", "3"], "--lora.alpha is not used without --lora.rank"),
+        (["rm", "--data.path", "pairs.jsonl", "--dpo.beta", "1"], "--dpo.beta"),
+        (["rm", "--data.path", "pairs.jsonl", "--run.resume", "latest"], "--resume needs --run.name"),
+        (["rm", "--data.path", "pairs.jsonl", "--parallel.ranks", "64"], "--parallel.ranks 64 is more than"),
+    ],
+    ids=lambda value: " ".join(value[3:] or value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_said_in_one_paragraph(
+    agentrl: Callable[..., Said], models: Callable[[str], str], argv: list[str], said: str
+) -> None:
+    Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
+    Path("pairs.jsonl").write_text(json.dumps(PAIR) + "\n")
+    result = agentrl(*argv, "--model", models("tiny-text"), "--dry-run")
+    assert result.code == 2 and said in result.err and "Traceback" not in result.err
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_shows_the_plan_and_a_configuration_that_gives_the_same(
+    agentrl: Callable[..., Said], models: Callable[[str], str]
+) -> None:
+    Path("pairs.jsonl").write_text(10 * (json.dumps(PAIR) + "\n"))
+    options = [
+        "--data.path",
+        "pairs.jsonl",
+        "--model",
+        models("tiny-text"),
+        "--train.batch",
+        "4",
+        "--train.epochs",
+        "2",
+    ]
+    for kind, shown in (("rm", "lr 0.001 (linear)"), ("dpo", "lr 0.0001 (linear)")):
+        first = agentrl(kind, *options, "--dry-run")
+        assert first.code == 0 and shown in first.out
+        assert "10 pairs in updates of 4: 3 updates a pass, 6 updates in all" in first.out
+        Path("run.toml").write_text(first.out[first.out.index("[run]") :])
+        assert agentrl(kind, "--config", "run.toml", "--dry-run").out == first.out
+    assert "reference: the model itself" in first.out
+    assert not Path("runs").exists()
+
+
+def test_a_tokenizer_without_a_template_is_told_what_to_do(
+    agentrl: Callable[..., Said], models: Callable[[str], str], tmp_path: Path
+) -> None:
+    import shutil
+
+    bare = tmp_path / "bare"
+    shutil.copytree(models("tiny-text"), bare)
+    (bare / "chat_template.jinja").unlink()
+    Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
+    result = agentrl("sft", "--data.path", "chat.jsonl", "--model", str(bare), "--dry-run")
+    assert result.code == 2 and "--model.chat-template" in result.err
+    result = agentrl(
+        "sft", "--data.path", "chat.jsonl", "--model", str(bare), "--model.chat-template", "none", "--dry-run"
+    )
+    assert result.code == 0 and "1 examples" in result.out
+
+
+def test_best_of_keeps_one_episode_a_draw(agentrl: Callable[..., Said], models: Callable[[str], str]) -> None:
+    command = ["rollout", "--env", "calculator_math", "--engine", "random", "--model", models("tiny-text"), "-n", "3"]
+    assert "--samples is not used" in agentrl(*command, "--best-of", "4", "--samples", "2", "--out", "a.jsonl").err
+    assert "--out FILE.jsonl" in agentrl(*command, "--best-of", "4").err
+    assert agentrl(*command, "--best-of", "4", "--out", "best.jsonl", "--rollout.max-new-tokens", "8").code == 0
+    kept = [json.loads(line) for line in Path("best.jsonl").read_text().splitlines()]
+    assert sorted(line["draw"] for line in kept) == [0, 1, 2]
+    shown = agentrl("sft", "--data.path", "best.jsonl", "--model", models("tiny-text"), "--dry-run")
+    assert shown.code == 0 and "trained" in shown.out
