@@ -20,6 +20,7 @@ from .multi_turn import MultiTurnExecutor
 from .registry import accepted_options, is_url, load_object, resolve_env, suggest
 from .renderer import Renderer
 from .reward_client import check_reward_servers, served_reward
+from .reward_model import is_reward_model, model_reward
 from .single_turn import SingleTurnExecutor
 from .tokens import read_token
 
@@ -124,9 +125,11 @@ def _single_turn(config: Config) -> SingleTurnExecutor:
 
 
 def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
-    """The reward function of `path/to/file.py:function`, or one that asks a reward server."""
+    """The reward function of `path/to/file.py:function`, of a reward model's folder, or one that asks a reward server."""
     if is_url(spec):
         return served_reward(spec, read_token(token_file, "--env.token-file"))
+    if is_reward_model(spec):
+        return model_reward(spec)
     function: Callable[..., Any] = load_object(spec)
     if not callable(function):
         raise ConfigError(f"--reward {spec} is {type(function).__name__}, no function.")

@@ -13,7 +13,7 @@ from ..config import LoraSection
 from ..errors import DataError
 from .checkpoint import TAG, About
 from .ema import read_average
-from .export import adapter_weights, export_adapter, export_model, whole_weights
+from .export import adapter_weights, export_adapter, export_model, pad_apart, whole_weights
 from .lora import add_adapters
 from .models import SCORE, load_model
 
@@ -48,6 +48,8 @@ def export_checkpoint(folder: Path, out: Path, *, model: str | None = None, aver
     out.mkdir(parents=True, exist_ok=True)
     whole: Any = _Whole()
     export_model(policy, whole_weights(policy, whole), source, out, about.config)
+    if about.head == SCORE:
+        pad_apart(out)
     if about.adapted:
         export_adapter(policy, adapter_weights(policy, whole), source, out)
 

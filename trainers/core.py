@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,8 +21,8 @@ from .backend import Backend, Offload, Place, join
 from .bad_rows import report_bad_update
 from .checkpoint import TAG, About, Counters, load_state, save_state
 from .ema import WeightAverage
-from .export import adapter_weights, export_adapter, export_model, hub_weights, whole_weights
-from .models import TEXT
+from .export import adapter_weights, export_adapter, export_model, hub_weights, pad_apart, whole_weights
+from .models import SCORE, TEXT
 from .optimizers import learning_rate, make_optimizer
 from .reading import Reader, compute_dtype
 
@@ -156,8 +157,17 @@ class Core:
             adapter = adapter_weights(model, self.backend, keep=first)
             if first:
                 export_model(model, weights, self._model_path, folder, self._about.config)
+                self._export_template(folder)
+                if self._about.head == SCORE:
+                    pad_apart(folder)
             if adapter:
                 export_adapter(model, adapter, self._model_path, folder)
+
+    def _export_template(self, folder: Path) -> None:
+        """The chat template that the run used, where it was not the model's own."""
+        choice = self._config.model.chat_template
+        if choice not in ("auto", "none"):
+            shutil.copyfile(choice, folder / "chat_template.jinja")
 
     def _weights(self) -> dict[str, Tensor]:
         """All of them on rank 0, none on the others, which take part in the gathering."""

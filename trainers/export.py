@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import AgentRLError
+from ..model_folder import generation_stop_ids
 from .backend import Backend
 from .lora import adapted_layers, factors, is_adapter, merged_weight, merges, plain_name, save_adapter
 
@@ -84,6 +86,25 @@ def export_model(
 def export_adapter(model: Any, weights: dict[str, Tensor], source: str, folder: Path) -> None:
     """Write the adapter alone, in peft's format, beside the merged model."""
     save_adapter(model, weights, source, folder / "adapter")
+
+
+def pad_apart(folder: Path) -> None:
+    """Give a reward model in `folder` a padding token that no text ends with: transformers reads the score at the last token
+    that is not padding.
+    """
+    from transformers import AutoTokenizer
+
+    config = json.loads((folder / "config.json").read_text())
+    if not (folder / "tokenizer_config.json").is_file():
+        return
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ends = {*generation_stop_ids(str(folder)), tokenizer.eos_token_id}
+    special = [i for i, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special and i not in ends]
+    if config.get("pad_token_id") in {None, *ends} and special:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(special[0])
+        tokenizer.save_pretrained(folder)
+        config["pad_token_id"] = special[0]
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _local(source: str) -> Path:

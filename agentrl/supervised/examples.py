@@ -68,8 +68,9 @@ def as_row(spelling: Spelling, name: str, store: ImageStore | None, *, last_only
     mask = np.array(spelling.trained, np.bool_)
     if last_only:
         mask = np.arange(len(spelling)) == len(spelling) - 1
-    for image in spelling.images if store is not None else ():
-        store.put(image)
+    if store is not None:
+        for image in spelling.images:
+            store.put(image)
     return Row(
         token_ids=np.array(spelling.token_ids, np.int32),
         loss_mask=mask,
