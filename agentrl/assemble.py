@@ -15,6 +15,7 @@ from .engine import Limits
 from .env import Task
 from .errors import AgentRLError, ConfigError
 from .executor import AgentExecutorBase
+from .judge import judge_reward
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
 from .registry import accepted_options, is_url, load_object, resolve_env, suggest
@@ -125,9 +126,11 @@ def _single_turn(config: Config) -> SingleTurnExecutor:
 
 
 def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
-    """The reward function of `path/to/file.py:function`, of a reward model's folder, or one that asks a reward server."""
+    """The reward function of `path/to/file.py:function`, of a judge.toml, of a reward model's folder, or one that asks a reward server."""
     if is_url(spec):
         return served_reward(spec, read_token(token_file, "--env.token-file"))
+    if spec.endswith(".toml"):
+        return judge_reward(spec)
     if is_reward_model(spec):
         return model_reward(spec)
     function: Callable[..., Any] = load_object(spec)

@@ -69,20 +69,20 @@ def _refused_value(leaving: BaseException) -> ValidationError | None:
     return error
 
 
-def read_file(path: str) -> dict[str, Any]:
+def read_file(path: str, flag: str = "--config") -> dict[str, Any]:
     """A TOML or YAML file as nested dicts, `-` in keys as `_`. No environment variable is expanded."""
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"--config {path}: there is no such file.")
+        raise ConfigError(f"{flag} {path}: there is no such file.")
     try:
         text = file.read_text()
         loaded = yaml.safe_load(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}") from error
+        raise ConfigError(f"{flag} {path} cannot be read: {error}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise ConfigError(f"--config {path} must hold sections of options, not a {type(loaded).__name__}.")
+        raise ConfigError(f"{flag} {path} must hold sections of options, not a {type(loaded).__name__}.")
     return _with_underscores(loaded)
 
 

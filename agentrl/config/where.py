@@ -93,7 +93,8 @@ class RewardSection(Section):
     """Reward functions of single-turn runs."""
 
     name: Annotated[Names, tyro.conf.arg(aliases=["--reward"])] = []
-    """path/to/file.py:function; the folder of a reward model, which a process of its own scores with; or http://host:port of a reward server (several with the same reward, separated by commas,
+    """path/to/file.py:function; the folder of a reward model, which a process of its own scores
+    with; judge.toml of a language model that judges; or http://host:port of a reward server (several with the same reward, separated by commas,
     share the work); repeatable."""
     weights: list[float] = []
     """One weight for each reward function; all 1 when absent."""
