@@ -61,6 +61,8 @@ class EnvSource:
     def _check_options(self) -> None:
         if not isinstance(self.target, type):
             return
+        if not (hasattr(self.target, "reset") and hasattr(self.target, "step")):
+            raise ConfigError(f"--env {self.name} is no environment: the class has no reset and step.")
         taken = {*self._for_constructor(), *self._for_tasks()}
         unknown = [key for key in self.options if key not in taken]
         if unknown:
@@ -79,6 +81,13 @@ class EnvSource:
     def make(self) -> Any:
         """A fresh env."""
         return self.target(**(self._for_constructor() if isinstance(self.target, type) else self.options))
+
+    def check_complete(self) -> None:
+        """Raises ConfigError: the constructor needs an option that was not given."""
+        missing = required_options(self.target) - self.options.keys() if isinstance(self.target, type) else set()
+        if missing:
+            name = min(missing)
+            raise ConfigError(f"{self.name} needs the option {name!r}: --env.opt {name}=VALUE.")
 
     def tasks(self, split: str) -> Iterable[Task]:
         """The tasks the env brings for a split. The fault boundary of user code: what it raises comes out as ConfigError."""
@@ -104,6 +113,15 @@ def option_names(env: Any) -> list[str]:
     return list(dict.fromkeys(p.name for p in named if p.kind in kinds and p.name not in ("self", "split")))
 
 
+def required_options(env: Any) -> set[str]:
+    """Names of the options that an env's constructor cannot do without."""
+    if env.__init__ is object.__init__:
+        return set()
+    parameters = list(inspect.signature(env.__init__).parameters.values())[1:]
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {p.name for p in parameters if p.default is p.empty and p.kind not in kinds}
+
+
 def make_executor(config: Config, worker: int = 0) -> AgentExecutorBase:
     """The executor of a run, in rollout worker `worker`: the user's own, an agent that talks HTTP, an env's turn loop, or a
     single turn with reward functions.
@@ -112,6 +130,7 @@ def make_executor(config: Config, worker: int = 0) -> AgentExecutorBase:
         return _agent_executor(config, worker)
     if config.env.name is not None:
         source = EnvSource(config)
+        source.check_complete()
         return MultiTurnExecutor(source.make, config.env.name)
     if config.reward.name:
         return _single_turn(config)

@@ -111,6 +111,11 @@ class BackgroundEvaluation:
         self._at = (0, 0)
         self._playing: asyncio.Task[Metrics] | None = None
 
+    @property
+    def episodes(self) -> int:
+        """Episodes of the evaluation that has begun; 0 when none has."""
+        return 0 if self.evaluator is None or self._playing is None else self.evaluator.episodes
+
     def begin(self, step: int, version: int) -> None:
         """Evaluate the weights of `step`, unless that has been done."""
         if self.evaluator is not None and self.last_step != step:

@@ -55,7 +55,9 @@ class BatchSource(Protocol):
 
 
 class Reporter(Protocol):
-    """Shows progress to a person."""
+    """Shows progress to a person. `stage` says what begins now and will take a while."""
+
+    def stage(self, doing: str) -> None: ...
 
     def step(self, record: dict[str, Any]) -> None: ...
 
@@ -87,6 +89,7 @@ class Loop:
         """Train to the end, then evaluate, save and export. Raises RunStoppedError when the run cannot go on."""
         if self.step == 0 or self._due(self.config.eval.every):
             self.evaluation.begin(self.step, self.sync.version)
+        self.reporter.stage(f"playing the first batch{self._evaluating}")
         self.dispatcher.start()
         while self.steps is None or self.step < self.steps:
             self.clock.start()
@@ -221,6 +224,7 @@ class Loop:
         await self.dispatcher.stop()
         self.record_unfinished()
         self.evaluation.begin(self.step, self.sync.version)
+        self.reporter.stage(f"saving the last checkpoint and the model{self._evaluating}")
         await self.save()
         async with self.sync.trainer_free:
             await self.sync.watched(self.sync.trainer.export(self.folder.final), "the export of the model")
@@ -238,6 +242,11 @@ class Loop:
         self.folder.amend_metrics(record)
         self.reporter.evaluation(record)
         return record
+
+    @property
+    def _evaluating(self) -> str:
+        episodes = self.evaluation.episodes
+        return f"; evaluating on {episodes} held-out episodes" if episodes else ""
 
     def _note_best(self, record: dict[str, Any]) -> None:
         score = record.get("eval/score/mean", record.get("eval/reward/mean"))

@@ -64,6 +64,7 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
 
     What breaks underneath comes out as RunStoppedError with the last whole step and the way to go on.
     """
+    reporter.stage(f"starting {_processes(parts.config)}")
     async with AsyncExitStack() as stack:
         trainer_starts = asyncio.ensure_future(_start_trainer(parts))
         stack.push_async_callback(_close_trainer, trainer_starts)
@@ -78,6 +79,13 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
             pool = cluster.pool
         stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, pool).keep()))
         await _run(parts, loop)
+
+
+def _processes(config: Config) -> str:
+    ranks = f"the trainer ({config.parallel.ranks} rank{'s' * (config.parallel.ranks > 1)})"
+    if config.run.replay is not None:
+        return ranks
+    return f"{config.engine.count} engine{'s' * (config.engine.count > 1)}, the rollout workers and {ranks}"
 
 
 def _status_file(parts: RunParts, loop: Loop, pool: WorkerPool | None) -> StatusFile:

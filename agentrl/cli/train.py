@@ -16,9 +16,9 @@ import tyro
 from ..checkpoint import Checkpoints, checkpoint_step
 from ..cluster import check_gpus, connected
 from ..config import Config
-from ..config.checks import AlgorithmFacts, check_training, filters_groups
+from ..config.checks import AlgorithmFacts, check_resumed, check_training, filters_groups
 from ..config.dump import to_toml
-from ..config.load import parse_command, with_stored_config
+from ..config.load import parse_command, read_file, validated, with_stored_config
 from ..config.plan import Plan, describe, make_plan
 from ..errors import ConfigError
 from ..model_folder import is_small
@@ -52,8 +52,10 @@ def main(argv: list[str]) -> int:
     algorithm = algorithm_facts(config)
     check_training(config, algorithm)
     folder, resume_from = run_folder(config)
+    if resume_from is not None:
+        check_resumed(config, _stored(folder))
     with ExitStack() as session:
-        ready, gpus = _preflight(config, session)
+        ready, gpus = _preflight(config, session, dry=command.dry_run)
         plan = make_plan(config, ready.total, tiny=is_small(ready.model_path))
         _show(ready, plan, gpus)
         if command.dry_run:
@@ -95,7 +97,7 @@ def algorithm_facts(config: Config) -> AlgorithmFacts:
     )
 
 
-def _preflight(config: Config, session: ExitStack) -> tuple[Ready, float]:
+def _preflight(config: Config, session: ExitStack, *, dry: bool) -> tuple[Ready, float]:
     """(what is known before anything loads, the GPUs there are). Joins Ray for as long as `session` lasts, and only after
     the environment and the data have been looked at.
     """
@@ -107,7 +109,7 @@ def _preflight(config: Config, session: ExitStack) -> tuple[Ready, float]:
         session.enter_context(terminable())
         gpus = check_gpus(config)
         check_other_models(config)
-        return choose_model(config, facts.images > 0, gpus)
+        return choose_model(config, facts.images > 0, gpus, trained=not dry)
 
     return asyncio.run(preflight(config, model)), gpus
 
@@ -167,6 +169,11 @@ def run_folder(config: Config) -> tuple[RunFolder, Path | None]:
         raise ConfigError("--resume needs --run.name, the name of the run to go on with.")
     folder = RunFolder(Path(run.dir) / run.name)
     return folder, Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
+
+
+def _stored(folder: RunFolder) -> Config:
+    file = str(folder.path / "config.toml")
+    return validated(Config, read_file(file), file)
 
 
 def _fresh_name(config: Config) -> str:

@@ -124,6 +124,9 @@ class SilentReporter:
     ) -> None:
         return None
 
+    def stage(self, doing: str) -> None:
+        return None
+
     def step(self, record: dict[str, Any]) -> None:
         return None
 
@@ -132,11 +135,14 @@ class SilentReporter:
 
 
 class PlainReporter(SilentReporter):
-    """A line a step and a line an evaluation, written at once."""
+    """A line a stage, a step and an evaluation, written at once."""
 
     def __init__(self, console: Console, steps: int | None) -> None:
         self._console = console
         self._history = History(steps)
+
+    def stage(self, doing: str) -> None:
+        self._console.print(f"{doing} …", markup=False, soft_wrap=True)
 
     def step(self, record: dict[str, Any]) -> None:
         if record["step"] > 0:
@@ -157,6 +163,7 @@ class LiveReporter(SilentReporter):
         self._console = console
         self._history = History(steps)
         self._began = self._last = time.monotonic()
+        self._stage = "starting"
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def __enter__(self) -> LiveReporter:
@@ -168,9 +175,13 @@ class LiveReporter(SilentReporter):
     ) -> None:
         self._live.stop()
 
+    def stage(self, doing: str) -> None:
+        self._stage = doing
+
     def step(self, record: dict[str, Any]) -> None:
         self._history.add(record)
         self._last = time.monotonic()
+        self._stage = ""
         self.evaluation(record)
 
     def evaluation(self, record: dict[str, Any]) -> None:
@@ -181,10 +192,9 @@ class LiveReporter(SilentReporter):
 
     def _render(self) -> Group:
         history = self._history
-        rewards = (
-            Text(f"reward {sparkline(history.rewards)}") if history.rewards else Text("waiting for the first step")
-        )
-        return Group(self._progress(), self._table(), rewards)
+        lines = [Text(f"{self._stage} …")] if self._stage else []
+        lines += [Text(f"reward {sparkline(history.rewards)}")] if history.rewards else []
+        return Group(self._progress(), self._table(), *lines)
 
     def _progress(self) -> Table:
         history, now = self._history, time.monotonic()
@@ -223,6 +233,10 @@ class Reporters(SilentReporter):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def stage(self, doing: str) -> None:
+        for reporter in self._reporters:
+            reporter.stage(doing)
 
     def step(self, record: dict[str, Any]) -> None:
         for reporter in self._reporters:

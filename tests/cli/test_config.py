@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import tyro
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.config import Config, EngineSection, EnvSection, ModelSection, RewardSection, RolloutSection
+from agentrl.config.checks import check_resumed
 from agentrl.config.dump import to_toml
 from agentrl.config.load import parse_command, read_file, repeat_flags, validated, with_stored_config
 from agentrl.errors import ConfigError
@@ -239,3 +241,22 @@ def test_a_run_goes_on_with_its_own_configuration(tmp_path: Path) -> None:
     assert with_stored_config(["--run.name", "calc"]) == ["--run.name", "calc"]
     with pytest.raises(ConfigError, match=r"there is no run .*nothing-there"):
         with_stored_config(["--resume", "latest", "--run.name", "nothing-there"])
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "allowed"),
+    [
+        ("env", "name", "screenshot_math", False),
+        ("algo", "name", "ppo", False),
+        ("run", "seed", 3, False),
+        ("train", "steps", 99, True),
+        ("optim", "lr", 1e-5, True),
+    ],
+)
+def test_what_a_resumed_run_may_change(section: str, key: str, value: Any, allowed: bool) -> None:
+    stored = Config.model_validate({"env": {"name": "calculator_math"}, "run": {"name": "calc"}})
+    changed = stored.model_dump()
+    changed[section][key] = value
+    config = Config.model_validate(changed)
+    with nullcontext() if allowed else pytest.raises(ConfigError, match=rf"began with {section}\.{key} = "):
+        check_resumed(config, stored)
