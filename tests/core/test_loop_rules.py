@@ -125,6 +125,8 @@ async def test_the_best_evaluated_checkpoint_is_marked_and_stays(tmp_path: Path)
     scores = iter([0.2, 0.1, 0.9, 0.3, 0.4, 0.5])
 
     class Scripted:
+        episodes = 1
+
         async def run(self) -> dict[str, float]:
             await asyncio.sleep(0)
             return {"eval/score/mean": next(scores), "eval/reward/mean": 0.0}
