@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 from .config import Config
 from .data import load_tasks
 from .engine import Limits
-from .env import Task
-from .errors import AgentRLError, ConfigError
+from .env import Env, Task
+from .env_tasks import checked_tasks, fault, seed_tasks
+from .errors import ConfigError
 from .executor import AgentExecutorBase
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
@@ -90,18 +91,19 @@ class EnvSource:
             raise ConfigError(f"{self.name} needs the option {name!r}: --env.opt {name}=VALUE.")
 
     def tasks(self, split: str) -> Iterable[Task]:
-        """The tasks the env brings for a split. The fault boundary of user code: what it raises comes out as ConfigError."""
-        if not isinstance(self.target, type) or not hasattr(self.target, "tasks"):
+        """The tasks the env brings for a split. Raises ConfigError, also when they are read."""
+        if not self.brings_tasks:
             return ()
-        try:
+        what = f"{self.name}: tasks({split!r})"
+        with fault(what):
             tasks = self.target.tasks(split, **self._for_tasks())
-        except AgentRLError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise ConfigError(f"{self.name}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
-        if not isinstance(tasks, Iterable):
-            raise ConfigError(f"{self.name}: tasks({split!r}) gave {type(tasks).__name__}, no collection of tasks.")
-        return tasks
+        return checked_tasks(tasks, what)
+
+    @property
+    def brings_tasks(self) -> bool:
+        """Whether it has a `tasks` of its own."""
+        own = getattr(self.target, "tasks", None)
+        return own is not None and getattr(own, "__func__", None) is not vars(Env)["tasks"].__func__
 
 
 def option_names(env: Any) -> list[str]:
@@ -201,14 +203,15 @@ def _own_executor(spec: str, target: Any, config: Config) -> AgentExecutorBase:
 
 def make_tasks(config: Config, split: str) -> Iterable[Task]:
     """Training tasks (split "train") or held-out ones: from the dataset if one is given, whose own split is `data.split`
-    for both, else from the environment.
+    for both, else from the environment; one that brings none is played on seeds.
     """
     evaluation = split != "train"
     if config.data.path is not None:
         return () if evaluation and config.data.test_path is None else load_tasks(config.data, evaluation=evaluation)
     if config.env.name is None:
         return ()
-    return EnvSource(config).tasks(split)
+    source = EnvSource(config)
+    return source.tasks(split) if source.brings_tasks else seed_tasks(split)
 
 
 def episode_limits(config: Config, env_turns: int | None) -> Limits:

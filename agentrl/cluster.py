@@ -34,7 +34,7 @@ def connected(config: Config) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    local = "RAY_ADDRESS" not in os.environ
+    local = not os.environ.get("RAY_ADDRESS")
     folder = _connect(config, local)
     with guarded(folder) if local else nullcontext():
         try:
@@ -51,7 +51,11 @@ def _connect(config: Config, local: bool) -> str:
     if local:
         wanted = config.engine.count + config.parallel.ranks * config.parallel.threads + 1
         # Ray's default of 15 lets any other program on the machine starve engines and trainer, but not the driver.
-        options |= {"num_cpus": max(wanted, os.cpu_count() or 1), "_system_config": {"worker_niceness": 0}}
+        options |= {
+            "address": "local",
+            "num_cpus": max(wanted, os.cpu_count() or 1),
+            "_system_config": {"worker_niceness": 0},
+        }
     ray.init(**options)
     folder: str = ray._private.worker._global_node.get_session_dir_path()
     return folder

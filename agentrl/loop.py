@@ -29,6 +29,8 @@ from .weight_sync import WeightSync
 
 log = logging.getLogger(__name__)
 INTERRUPT_GRACE_S = 8.0
+ALWAYS = {"kl/ref": 0.0, "memory/gpu": 0.0}
+"""What every record has, also of a run without a reference model, on a machine without a GPU."""
 
 
 class BatchSource(Protocol):
@@ -122,6 +124,7 @@ class Loop:
             self.clock.lap("train")
             self._enter("waiting for the evaluation")
             await self._evaluated()
+            self.clock.lap("evaluation")
             if report.updated:
                 await self._publish()
             else:
@@ -267,6 +270,7 @@ class Loop:
         return {
             "step": self.step,
             "version": self.sync.version,
+            **ALWAYS,
             **episode_metrics(results),
             **group_metrics(batch.groups, batch.dropped),
             **staleness_metrics(self._unmasked(rows, trained_at), trained_at),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .assemble import EnvSource, check_servers, episode_limits, make_executor, make_renderer, make_tasks
 from .config import Config
 from .engine import Limits
-from .env import Task
+from .env import Task, opening
+from .env_loop import EnvLoops
 from .env_session import EnvSession
 from .errors import ConfigError, DataError, EnvError
 from .messages import Message, message_images, normalize
@@ -19,6 +22,8 @@ from .model_folder import max_positions, model_config, takes_images
 from .renderer import Renderer
 from .step_info import whole_number
 
+LOOKS = 8
+"""Tasks that are tried until the env opens on one."""
 log = logging.getLogger(__name__)
 
 
@@ -61,14 +66,34 @@ class Ready:
         return self.limits.max_turns * max(1, self.facts.images) if looks else 0
 
 
-async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> Ready:
-    """Everything that can be known without loading weights. Raises ConfigError or DataError, one paragraph each."""
+@dataclass(frozen=True)
+class Look:
+    """What a run plays, looked at before there is a model or a cluster."""
+
+    config: Config
+    tasks: Iterable[Task]
+    held_out: Sequence[Task]
+    facts: EnvFacts
+
+
+def look(config: Config) -> Look:
+    """Look at environment, data and servers. Raises ConfigError or DataError, one paragraph each."""
+    return asyncio.run(_look(config))
+
+
+async def _look(config: Config) -> Look:
     make_executor(config)
     await check_servers(config)
-    tasks = make_tasks(config, "train")
-    first, tasks = _peek(tasks, config)
-    facts = await probe(config, first)
-    model_path = choose_model(facts)
+    first, tasks = _peek(make_tasks(config, "train"), config)
+    facts = await first_opening(config, first)
+    evaluated = config.eval.enable
+    held_out = list(itertools.islice(make_tasks(config, config.eval.split), config.eval.tasks)) if evaluated else []
+    return Look(config, tasks, held_out, facts)
+
+
+def make_ready(looked: Look, model_path: str) -> Ready:
+    """Everything that can be known of a run with this model without loading its weights. Raises ConfigError."""
+    config, facts = looked.config, looked.facts
     shape = model_config(model_path)
     if facts.images and not takes_images(shape):
         raise ConfigError(
@@ -78,34 +103,40 @@ async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> 
     limits = _within_model(episode_limits(config, facts.max_turns), shape, config)
     renderer = make_renderer(config, model_path)
     _check_opening(renderer, facts, limits)
-    held_out = (
-        list(itertools.islice(make_tasks(config, config.eval.split), config.eval.tasks)) if config.eval.enable else []
-    )
     stop_ids = tuple(sorted({*renderer.stop_ids, *renderer.placeholder_ids}))
-    return Ready(config, model_path, tasks, held_out, facts, limits, stop_ids)
+    return Ready(config, model_path, looked.tasks, looked.held_out, facts, limits, stop_ids)
 
 
-def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
-    """(the first task, all of them, the first still included)."""
-    if isinstance(tasks, Sequence):
-        if len(tasks):
-            return tasks[0], tasks
-    else:
-        stream = iter(tasks)
-        for first in stream:
-            return first, itertools.chain([first], stream)
+def _peek(tasks: Iterable[Task], config: Config) -> tuple[Sequence[Task], Iterable[Task]]:
+    """(the first LOOKS tasks, all of them, the first still included)."""
+    if isinstance(tasks, Sequence) and len(tasks):
+        return tasks[:LOOKS], tasks
+    stream = iter(tasks)
+    first = list(itertools.islice(stream, LOOKS))
+    if first:
+        return first, itertools.chain(first, stream)
     if config.env.name is None or config.data.path is not None:
         raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
-    raise ConfigError(f"{config.env.name} brings no tasks for split 'train': define tasks(), or pass --data.path FILE.")
+    raise ConfigError(f"{config.env.name} brings no tasks for split 'train': give some, or pass --data.path FILE.")
+
+
+async def first_opening(config: Config, tasks: Sequence[Task]) -> EnvFacts:
+    """What the first of the tasks that opens looks like; none is tried after the time that one call may take."""
+    until = time.monotonic() + config.rollout.call_timeout_s
+    for task in tasks:
+        facts = await probe(config, task)
+        if facts.opening is not None or time.monotonic() > until:
+            break
+    return facts
 
 
 async def probe(config: Config, task: Task) -> EnvFacts:
     """Reset one env on the first task and look. An env that fails here is left to the run, which counts failures."""
     if config.agent.name:
-        return EnvFacts(_task_messages(task), max_turns=None)
+        return EnvFacts(opening(task), max_turns=None)
     if config.env.name is None:
-        return EnvFacts(_task_messages(task))
-    session = EnvSession(EnvSource(config).make, config.rollout.call_timeout_s, config.env.name)
+        return EnvFacts(opening(task))
+    session = EnvSession(EnvSource(config).make, config.rollout.call_timeout_s, config.env.name, EnvLoops())
     try:
         async with session:
             observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
@@ -115,11 +146,6 @@ async def probe(config: Config, task: Task) -> EnvFacts:
     except (EnvError, DataError) as error:
         log.warning("the environment failed on its first task: %s", error)
         return EnvFacts(None, (), None)
-
-
-def _task_messages(task: Task) -> list[Message]:
-    parts: list[Any] = [*task.images, task.prompt] if isinstance(task.prompt, str) else []
-    return normalize(parts) if parts else normalize(task.prompt or "")
 
 
 def _within_model(limits: Limits, shape: dict[str, Any], config: Config) -> Limits:

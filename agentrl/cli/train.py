@@ -22,7 +22,7 @@ from ..config.load import parse_command, read_file, validated, with_stored_confi
 from ..config.plan import Plan, describe, make_plan
 from ..errors import ConfigError
 from ..model_folder import is_small
-from ..preflight import EnvFacts, Ready, preflight
+from ..preflight import Ready, look, make_ready
 from ..report.progress import make_reporter
 from ..report.run_folder import RunFolder
 from ..training_run import RunParts, StartTrainer, train_run
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
         if command.dry_run:
             out.print(to_toml(config), markup=False, highlight=False)
             return DONE
-        folder.begin(to_toml(config), None if resume_from is None else checkpoint_step(resume_from))
+        folder.begin(to_toml(_as_begun(config)), None if resume_from is None else checkpoint_step(resume_from))
         parts = RunParts(
             ready, plan, folder, filters_groups(config.algo, algorithm), gpus, _trainer_starter(), resume_from
         )
@@ -101,17 +101,12 @@ def _preflight(config: Config, session: ExitStack, *, dry: bool) -> tuple[Ready,
     """(what is known before anything loads, the GPUs there are). Joins Ray for as long as `session` lasts, and only after
     the environment and the data have been looked at.
     """
-    gpus = 0.0
-
-    def model(facts: EnvFacts) -> str:
-        nonlocal gpus
-        session.enter_context(connected(config))
-        session.enter_context(terminable())
-        gpus = check_gpus(config)
-        check_other_models(config)
-        return choose_model(config, facts.images > 0, gpus, trained=not dry)
-
-    return asyncio.run(preflight(config, model)), gpus
+    looked = look(config)
+    session.enter_context(connected(config))
+    session.enter_context(terminable())
+    gpus = check_gpus(config)
+    check_other_models(config)
+    return make_ready(looked, choose_model(config, looked.facts.images > 0, gpus, trained=not dry)), gpus
 
 
 def _run(parts: RunParts) -> int:
@@ -169,6 +164,11 @@ def run_folder(config: Config) -> tuple[RunFolder, Path | None]:
         raise ConfigError("--resume needs --run.name, the name of the run to go on with.")
     folder = RunFolder(Path(run.dir) / run.name)
     return folder, Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
+
+
+def _as_begun(config: Config) -> Config:
+    """What reproduces the run from its start."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"resume": None})})
 
 
 def _stored(folder: RunFolder) -> Config:

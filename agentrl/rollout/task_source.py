@@ -27,7 +27,8 @@ class TaskSource:
         self._what = what
         self._sequence = tasks if isinstance(tasks, Sequence) else None
         self._stream: Iterator[Task] = iter(()) if isinstance(tasks, Sequence) else iter(tasks)
-        self._seen: list[Task] = []
+        self._seen: dict[int, Task] = {}
+        self._read = 0
         self._orders: dict[int, np.ndarray] = {}
         if self._sequence is not None and not len(self._sequence):
             raise DataError(f"{what} brings no tasks")
@@ -39,8 +40,10 @@ class TaskSource:
     def at(self, draw: int) -> Task | None:
         """The task of a draw; None when the stream has ended."""
         if self._sequence is None:
-            self._seen.extend(itertools.islice(self._stream, max(0, draw + 1 - len(self._seen))))
-            return self._seen[draw] if draw < len(self._seen) else None
+            for task in itertools.islice(self._stream, max(0, draw + 1 - self._read)):
+                self._seen[self._read] = task
+                self._read += 1
+            return self._seen.get(draw)
         return self._sequence[self._index(draw)]
 
     def _index(self, position: int) -> int:
@@ -54,6 +57,7 @@ class TaskSource:
 
     def forget(self, alive: Collection[int]) -> None:
         """No other draws than these will be asked for again, new ones left aside."""
+        self._seen = {draw: task for draw, task in self._seen.items() if draw in alive}
 
     def state(self) -> dict[str, Any] | None:
         """What a checkpoint keeps besides the number of draws; None = nothing."""
