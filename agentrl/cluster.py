@@ -68,8 +68,8 @@ def check_gpus(config: Config) -> float:
     total = float(ray.cluster_resources().get("GPU", 0.0))
     default = float(total > 0)
     count = config.engine.count if config.run.replay is None else 0
-    engines = count * (default if config.engine.gpus is None else config.engine.gpus)
-    ranks = config.parallel.ranks * (default if config.parallel.gpus is None else config.parallel.gpus)
+    engines = count * (default if config.engine.gpus == "auto" else config.engine.gpus)
+    ranks = config.parallel.ranks * (default if config.parallel.gpus == "auto" else config.parallel.gpus)
     if engines + ranks > total:
         raise ConfigError(
             f"The run wants {engines + ranks:g} GPUs ({engines:g} for engines, {ranks:g} for the trainer); the cluster has "
@@ -122,7 +122,7 @@ class Cluster:
         from .engines.vllm_actor import spawn_engine
 
         options = self._vllm_options()
-        gpus = (1.0 if engine.gpus is None else engine.gpus) if options.device == "gpu" else 0
+        gpus = (1.0 if engine.gpus == "auto" else engine.gpus) if options.device == "gpu" else 0
         return spawn_engine(options, actor_options={"num_gpus": gpus})
 
     def _vllm_options(self) -> VLLMOptions:

@@ -106,7 +106,8 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | None) 
     prefix = next((name for name, section in sections(model) if section.__name__ == error.title), "")
     lines = []
     for detail in error.errors():
-        path = [*prefix.split("."), *map(str, detail["loc"])] if prefix else [str(part) for part in detail["loc"]]
+        # Of a union, pydantic adds the alternative that was tried: literal['auto'].
+        path = [*filter(None, prefix.split(".")), *(str(part) for part in detail["loc"] if "[" not in str(part))]
         name = ".".join(path)
         if detail["type"] == "extra_forbidden":
             lines.append(f"There is no option {name}.{_nearest(name, model)}")

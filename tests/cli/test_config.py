@@ -215,7 +215,7 @@ configs = st.builds(
         call_timeout_s=positive,
         max_error_rate=st.floats(0, 1),
     ),
-    engine=st.builds(EngineSection, args=st.lists(text), gpus=st.none() | positive),
+    engine=st.builds(EngineSection, args=st.lists(text), gpus=st.just("auto") | positive),
 )
 
 
