@@ -113,8 +113,12 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | None) 
             lines.append(f"There is no option {name}.{_nearest(name, model)}")
             continue
         shown = f"{name} = {detail['input']!r}" if source else f"--{name.replace('_', '-')} {detail['input']}"
-        lines.append(f"{shown}: {detail['msg'].replace('Input should', 'it should')}.")
+        lines.append(f"{shown}: {_plainly(detail['msg'])}.")
     return (f"{source}: " if source else "") + " ".join(dict.fromkeys(lines))
+
+
+def _plainly(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("Input should", "it should")
 
 
 def _nearest(wanted: str, model: type[BaseModel]) -> str:
