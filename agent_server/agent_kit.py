@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.env import Task
 from agentrl.errors import AgentRLError, DataError
+from agentrl.tokens import without_keys
 from agentrl.wire import read_task
 
 from .agent_wire import MOST_WAIT_S, EpisodeRequest
@@ -140,8 +142,10 @@ class _Book:
             raise ApiError(409, "the episode was cancelled", kind="Cancelled")
         error = episode.running.exception()
         if error is not None:
-            log.warning("episode %s failed", episode.request.episode_id, exc_info=error)
-            return render_error(ApiError(500, f"the agent raised {type(error).__name__}: {error}", kind="AgentError"))
+            told = without_keys("".join(traceback.format_exception(error)))
+            log.warning("episode %s failed: %s", episode.request.episode_id, told)
+            message = without_keys(f"the agent raised {type(error).__name__}: {error}")
+            return render_error(ApiError(500, message, kind="AgentError"))
         return json_response({**episode.where, "status": "done", **episode.running.result()})
 
 
