@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .assemble import EnvSource, check_servers, episode_limits, make_executor, make_renderer, make_tasks
@@ -24,7 +24,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """What the first episode of a run looks like. `opening` is None when the env failed: the run will count that."""
+    """What the first episode of a run, or of one of its environments, looks like. `opening` is None when the env failed: the
+    run will count that.
+    """
 
     opening: list[Message] | None
     tools: Sequence[dict[str, Any]] = ()
@@ -37,11 +39,13 @@ class EnvFacts:
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that may start: its model, tasks, limits, and the ids that end a turn (a sampled image placeholder does)."""
+    """A run that may start: its model, the tasks of each environment by name, limits, and the ids that end a turn (a sampled
+    image placeholder does).
+    """
 
     config: Config
     model_path: str
-    tasks: Iterable[Task]
+    tasks: Mapping[str, Iterable[Task]]
     held_out: Sequence[Task]
     facts: EnvFacts
     limits: Limits
@@ -49,8 +53,9 @@ class Ready:
 
     @property
     def total(self) -> int | None:
-        """Tasks in one pass; None where they have no end."""
-        return len(self.tasks) if isinstance(self.tasks, Sequence) else None
+        """Tasks of all environments, which are the draws of one pass; None where they have no end."""
+        counts = [len(tasks) if isinstance(tasks, Sequence) else None for tasks in self.tasks.values()]
+        return sum(count or 0 for count in counts) if None not in counts else None
 
     @property
     def max_images(self) -> int:
@@ -65,27 +70,44 @@ async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> 
     """Everything that can be known without loading weights. Raises ConfigError or DataError, one paragraph each."""
     make_executor(config)
     await check_servers(config)
-    tasks = make_tasks(config, "train")
-    first, tasks = _peek(tasks, config)
-    facts = await probe(config, first)
+    tasks, found = {}, []
+    for spec, name in config.env.labels.items() or (("", "data"),):
+        first, tasks[name] = _peek(make_tasks(config, "train", spec), config, spec)
+        found.append(await probe(config, first, spec))
+    facts = widest(found)
     model_path = choose_model(facts)
     shape = model_config(model_path)
     if facts.images and not takes_images(shape):
         raise ConfigError(
-            f"{config.env.name or config.data.path} shows images, and {model_path} is a text model "
+            f"{config.env.shown or config.data.path} shows images, and {model_path} is a text model "
             f"({shape.get('model_type', 'unknown type')}). Pass an image model with --model."
         )
     limits = _within_model(episode_limits(config, facts.max_turns), shape, config)
     renderer = make_renderer(config, model_path)
-    _check_opening(renderer, facts, limits)
-    held_out = (
-        list(itertools.islice(make_tasks(config, config.eval.split), config.eval.tasks)) if config.eval.enable else []
-    )
+    for own in found:
+        _check_opening(renderer, own, limits)
+    held_out = held_out_tasks(config) if config.eval.enable else []
     stop_ids = tuple(sorted({*renderer.stop_ids, *renderer.placeholder_ids}))
     return Ready(config, model_path, tasks, held_out, facts, limits, stop_ids)
 
 
-def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
+def widest(found: Sequence[EnvFacts]) -> EnvFacts:
+    """What holds for a run with all of these environments: the most images, the most turns."""
+    shown = max(found, key=lambda facts: facts.images)
+    turns = [facts.max_turns for facts in found]
+    return replace(shown, max_turns=None if None in turns else max(turn or 0 for turn in turns))
+
+
+def held_out_tasks(config: Config) -> list[Task]:
+    """The first `eval.tasks` tasks of each environment's evaluation split."""
+    held_out: list[Task] = []
+    for spec, name in config.env.labels.items() or (("", ""),):
+        tasks = itertools.islice(make_tasks(config, config.eval.split, spec), config.eval.tasks)
+        held_out += [replace(task, env=name) if len(config.env.name) > 1 else task for task in tasks]
+    return held_out
+
+
+def _peek(tasks: Iterable[Task], config: Config, env: str) -> tuple[Task, Iterable[Task]]:
     """(the first task, all of them, the first still included)."""
     if isinstance(tasks, Sequence):
         if len(tasks):
@@ -94,18 +116,21 @@ def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
         stream = iter(tasks)
         for first in stream:
             return first, itertools.chain([first], stream)
-    if config.env.name is None or config.data.path is not None:
+    if not env or config.data.path is not None:
         raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
-    raise ConfigError(f"{config.env.name} brings no tasks for split 'train': define tasks(), or pass --data.path FILE.")
+    raise ConfigError(f"{env} brings no tasks for split 'train': define tasks(), or pass --data.path FILE.")
 
 
-async def probe(config: Config, task: Task) -> EnvFacts:
-    """Reset one env on the first task and look. An env that fails here is left to the run, which counts failures."""
+async def probe(config: Config, task: Task, env: str | None = None) -> EnvFacts:
+    """Reset an env (the first, when none is named) on its first task and look. One that fails here is left to the run, which
+    counts failures.
+    """
     if config.agent.name:
         return EnvFacts(_task_messages(task), max_turns=None)
-    if config.env.name is None:
+    if not config.env.name:
         return EnvFacts(_task_messages(task))
-    session = EnvSession(EnvSource(config).make, config.rollout.call_timeout_s, config.env.name)
+    source = EnvSource(config, name=env)
+    session = EnvSession(source.make, config.rollout.call_timeout_s, source.name)
     try:
         async with session:
             observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
@@ -113,7 +138,7 @@ async def probe(config: Config, task: Task) -> EnvFacts:
             turns = await session.attribute("max_turns", None)
             return EnvFacts(normalize(observation), tools, None if turns is None else whole_number("max_turns", turns))
     except (EnvError, DataError) as error:
-        log.warning("the environment failed on its first task: %s", error)
+        log.warning("%s failed on its first task: %s", source.name, error)
         return EnvFacts(None, (), None)
 
 

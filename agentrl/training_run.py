@@ -25,9 +25,9 @@ from .replay import RecordedBatches
 from .report.read_record import read_held
 from .report.run_folder import RunFolder
 from .report.status import StatusFile
-from .rollout.curriculum import make_source
 from .rollout.dispatcher import Dispatcher
 from .rollout.ledger import GroupLedger, signal_filter
+from .rollout.mixture import make_source
 from .rollout.pool import WorkerPool
 from .rollout.watchdog import within
 from .training import Trainer

@@ -22,7 +22,7 @@ from .ledger import GroupLedger, HeldRollouts
 from .orders import draw_order
 from .player import Player, play_once
 from .stages import PLAYED, Stages, in_words
-from .task_source import TaskSource
+from .task_source import DrawSource
 from .watchdog import within
 
 SHOWN = 4
@@ -39,7 +39,7 @@ class Dispatcher:
         self,
         config: Config,
         player: Player,
-        tasks: TaskSource,
+        tasks: DrawSource,
         limits: Limits,
         ledger: GroupLedger,
         ready: Callable[[int], Awaitable[None]] | None = None,
@@ -166,7 +166,7 @@ class Dispatcher:
             self.stages.leave(order.rollout_id)
         self._errors.note(order, result)
         if self.ledger.end(group, result):
-            self.tasks.note(group)
+            self.tasks.note(group.draw, group.scores())
             self._fill()
 
     async def _with_retries(self, order: EpisodeOrder) -> EpisodeResult:
