@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from .config import Config
+from .config.pairs import parse_options
 from .data import load_tasks
 from .engine import Limits
 from .env import Task
@@ -26,24 +26,6 @@ from .trajectory import Trajectory
 
 LISTENS_S = 5.0
 """How long an agent server may take to accept a connection before the run starts."""
-
-
-def parse_options(pairs: Iterable[str], flag: str) -> dict[str, Any]:
-    """KEY=VALUE pairs; each value is read as TOML, else it is a string. Raises ConfigError."""
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{flag} wants KEY=VALUE, not {pair!r}.")
-        options[key.strip()] = _toml_value(value)
-    return options
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 class EnvSource:

@@ -11,6 +11,7 @@ from typing import Any
 from .assemble import EnvSource, check_servers, episode_limits, make_executor, make_renderer, make_tasks
 from .config import Config
 from .engine import Limits
+from .engines.vllm_names import check_vllm_names
 from .env import Task
 from .env_session import EnvSession
 from .errors import ConfigError, DataError, EnvError
@@ -68,6 +69,8 @@ class Ready:
 
 async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> Ready:
     """Everything that can be known without loading weights. Raises ConfigError or DataError, one paragraph each."""
+    if config.engine.name == "vllm":
+        check_vllm_names(config)
     make_executor(config)
     await check_servers(config)
     tasks, found = {}, []

@@ -17,6 +17,7 @@ from .config.plan import Plan
 from .engine import Engine
 from .engines.fleet import EngineFleet
 from .engines.keeper import EngineKeeper, KeptPlayer
+from .engines.load_watch import LoadWatch
 from .errors import InfrastructureError, RunStoppedError
 from .evaluation import BackgroundEvaluation, Evaluator
 from .loop import BatchSource, Loop, Reporter
@@ -75,6 +76,9 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
             await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
             loop, keeper = _make_loop(parts, cluster, trainer_starts.result(), reporter)
             stack.push_async_callback(keeper.close)
+            assert isinstance(loop.dispatcher, Dispatcher)
+            watch = LoadWatch(loop.sync.fleet, loop.dispatcher.seats)
+            stack.push_async_callback(_cancelled, asyncio.create_task(watch.keep()))
             pool = cluster.pool
         stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, pool).keep()))
         await _run(parts, loop)

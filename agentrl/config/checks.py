@@ -329,6 +329,8 @@ def check_engine(config: Config, known: Sequence[str]) -> None:
         raise ConfigError(
             f"There is no engine {engine.name!r} here.{suggest(engine.name, known)} Known: {', '.join(known)}."
         )
+    if engine.args and engine.name != "vllm":
+        raise ConfigError(f"--engine.args is not used with --engine {engine.name}.")
     for name in ("model", "token_file"):
         if name in engine.changed() and not engine.name.startswith("openai:"):
             raise ConfigError(f"--engine.{name.replace('_', '-')} is not used with --engine {engine.name}.")

@@ -42,7 +42,7 @@ class ModelSection(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: float32 on a CPU, bfloat16 on a GPU."""
     tool_parser: str = "hermes"
-    """Name of vLLM's tool-call parser for this model family."""
+    """Name of vLLM's tool-call parser for this model family; json: Hermes' format, read without vLLM."""
     chat_template: str = "auto"
     """auto: the tokenizer's own; none: contents are joined as they are; or the path of a jinja file."""
     history: Literal["append", "branch"] = "append"
