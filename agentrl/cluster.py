@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .assemble import parse_options
 from .config import Config
 from .errors import ConfigError
 from .guardian import guarded
@@ -65,10 +66,13 @@ def check_gpus(config: Config) -> float:
     """GPUs of the cluster. Raises ConfigError when the run wants more than there are."""
     import ray
 
+    from .engines.vllm_options import parallel_sizes, parse_engine_args
+
     total = float(ray.cluster_resources().get("GPU", 0.0))
     default = float(total > 0)
     count = config.engine.count if config.run.replay is None else 0
-    engines = count * (default if config.engine.gpus == "auto" else config.engine.gpus)
+    spread = math.prod(parallel_sizes(parse_engine_args(config.engine.args)).values())
+    engines = count * (default * spread if config.engine.gpus == "auto" else config.engine.gpus)
     ranks = config.parallel.ranks * (default if config.parallel.gpus == "auto" else config.parallel.gpus)
     if engines + ranks > total:
         raise ConfigError(
@@ -122,14 +126,15 @@ class Cluster:
         from .engines.vllm_actor import spawn_engine
 
         options = self._vllm_options()
-        gpus = (1.0 if engine.gpus == "auto" else engine.gpus) if options.device == "gpu" else 0
+        gpus = (options.devices if engine.gpus == "auto" else engine.gpus) if options.device == "gpu" else 0
         return spawn_engine(options, actor_options={"num_gpus": gpus})
 
     def _vllm_options(self) -> VLLMOptions:
-        from .engines.vllm_options import VLLMOptions
+        from .engines.vllm_options import VLLMOptions, parallel_sizes, parse_engine_args
 
         engine = self.config.engine
-        return VLLMOptions(
+        arguments = parse_engine_args(engine.args)
+        options = VLLMOptions(
             model=self.ready.model_path,
             device="gpu" if self.gpus > 0 and engine.gpus != 0 else "cpu",
             dtype=self.config.model.dtype,
@@ -143,8 +148,9 @@ class Cluster:
             kv_cache_gb=engine.kv_cache_gb,
             trust_remote_code=self.config.model.trust_remote_code,
             update_timeout_s=engine.update_timeout_s,
-            engine_args=parse_options(engine.args, "--engine.args"),
+            engine_args=arguments,
         )
+        return replace(options, **parallel_sizes(arguments))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

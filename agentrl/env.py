@@ -23,13 +23,17 @@ MAX_DRAWN_TASKS = 10_000
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do. `row` is the whole dataset row, with the types it was stored with; `label` reaches the env unchanged."""
+    """One thing to do. `row` is the whole dataset row, with the types it was stored with; `label` reaches the env unchanged.
+
+    `env` says, in a run with several environments, which of them it is of.
+    """
 
     id: str
     prompt: str | list[dict[str, Any]] | None = None
     label: Any = None
     images: tuple[Image, ...] = ()
     row: Mapping[str, Any] = field(default_factory=dict)
+    env: str = ""
 
 
 class ChatSpace(spaces.Space[Any]):

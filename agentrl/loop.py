@@ -17,7 +17,7 @@ from .config import Config
 from .errors import RunStoppedError
 from .evaluation import BackgroundEvaluation
 from .report.clock import StepClock
-from .report.metrics import episode_metrics, group_metrics, staleness_metrics
+from .report.metrics import episode_metrics, group_metrics, metrics_by_env, staleness_metrics
 from .report.read_record import write_held
 from .report.record import batch_records, group_records
 from .report.run_folder import RunFolder
@@ -272,6 +272,7 @@ class Loop:
             "version": self.sync.version,
             **ALWAYS,
             **episode_metrics(results),
+            **metrics_by_env(self.config.env.labels.values(), results, episode_metrics),
             **group_metrics(batch.groups, batch.dropped),
             **staleness_metrics(self._unmasked(rows, trained_at), trained_at),
             **report.metrics,

@@ -177,5 +177,5 @@ def _stored(folder: RunFolder) -> Config:
 
 
 def _fresh_name(config: Config) -> str:
-    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.name or Path(config.data.path or "data").stem).strip("-")
+    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.shown or Path(config.data.path or "data").stem).strip("-")
     return f"{what}-{config.algo.name.rpartition(':')[2]}-{time.strftime('%m%d-%H%M%S')}"

@@ -79,7 +79,7 @@ class EngineSection(Section):
     count: int = Field(1, ge=1)
     """Engines, each on devices of its own."""
     gpus: Gpus = "auto"
-    """GPUs of each engine; auto: 1 where the machine has any, else 0."""
+    """GPUs of each engine; auto: as many as it is spread over (engine.args tensor_parallel_size=…), 0 without a GPU."""
     script: str | None = None
     """path/to/file.py:function, called with a GenerationRequest, gives a Reply (engine scripted)."""
     model: str | None = None
@@ -95,7 +95,7 @@ class EngineSection(Section):
     max_restarts: int = Field(8, ge=0)
     """How often an engine that died or does not answer is replaced before the run stops."""
     args: Annotated[list[str], tyro.conf.UseAppendAction] = []
-    """KEY=VALUE handed to vLLM's engine as it is; repeatable."""
+    """KEY=VALUE handed to vLLM's engine as it is, as in tensor_parallel_size=2; repeatable."""
 
 
 class FilterSection(Section):
