@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import traceback
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -18,12 +19,13 @@ from fastapi import FastAPI, Query, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.env import Task
-from agentrl.errors import DataError
+from agentrl.errors import AgentRLError, DataError
+from agentrl.tokens import without_keys
 from agentrl.wire import read_task
 
 from .agent_wire import MOST_WAIT_S, EpisodeRequest
 from .executors import Run, outcome_fields
-from .http import ApiError, bearer, json_response, make_app, render_error
+from .http import ApiError, as_api_error, bearer, json_response, make_app, render_error
 from .listen import is_loopback, read_token
 from .sdk_clients import Clients, wanted_client
 
@@ -94,8 +96,8 @@ class _Book:
             if request.attempt <= known.request.attempt:
                 raise ApiError(409, f"attempt {known.request.attempt} of this episode is known", kind="OtherAttempt")
             known.running.cancel()
-        task = _task(request)
-        episode = _Episode(request, asyncio.ensure_future(self._play(task, request)))
+        task, client = _task(request), self._client(request)
+        episode = _Episode(request, asyncio.ensure_future(self._play(task, client, request)))
         episode.running.add_done_callback(_retrieve)
         self._episodes[request.episode_id] = episode
         self._episodes.move_to_end(request.episode_id)
@@ -116,10 +118,18 @@ class _Book:
             raise ApiError(409, f"attempt {episode.request.attempt} is the newest", kind="OtherAttempt")
         return episode
 
-    async def _play(self, task: Task, request: EpisodeRequest) -> dict[str, Any]:
+    def _client(self, request: EpisodeRequest) -> Any:
+        """Raises ApiError 422 for an address or key that the SDK cannot use, 500 when the SDK is not installed."""
+        try:
+            return self._clients.make(request.policy.base_url, request.policy.api_key)
+        except AgentRLError as error:
+            raise as_api_error(error) from error
+        except Exception as error:  # each SDK has errors of its own for this
+            raise ApiError(422, f"policy: {error}", kind="Invalid") from error
+
+    async def _play(self, task: Task, client: Any, request: EpisodeRequest) -> dict[str, Any]:
         given = request.limits.get("episode_timeout_s")
         bound = float(given) if isinstance(given, int | float) and 0 < given < 1e9 else DEFAULT_EPISODE_S
-        client = self._clients.make(request.policy.base_url, request.policy.api_key)
         async with asyncio.timeout(bound):
             return outcome_fields(await self.run(task, client))
 
@@ -132,8 +142,10 @@ class _Book:
             raise ApiError(409, "the episode was cancelled", kind="Cancelled")
         error = episode.running.exception()
         if error is not None:
-            log.warning("episode %s failed", episode.request.episode_id, exc_info=error)
-            return render_error(ApiError(500, f"the agent raised {type(error).__name__}: {error}", kind="AgentError"))
+            told = without_keys("".join(traceback.format_exception(error)))
+            log.warning("episode %s failed: %s", episode.request.episode_id, told)
+            message = without_keys(f"the agent raised {type(error).__name__}: {error}")
+            return render_error(ApiError(500, message, kind="AgentError"))
         return json_response({**episode.where, "status": "done", **episode.running.result()})
 
 

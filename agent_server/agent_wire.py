@@ -15,9 +15,9 @@ MOST_WAIT_S = 60.0
 class PolicyAccess(Wire):
     """Where the episode's agent finds the policy, and the key of this rollout."""
 
-    base_url: str
-    anthropic_base_url: str
-    api_key: str = Field(repr=False)
+    base_url: str = Field(pattern="^https?://[!-~]+$")
+    anthropic_base_url: str = Field(pattern="^https?://[!-~]+$")
+    api_key: str = Field(repr=False, pattern="^[!-~]+$")
     model: str
 
 

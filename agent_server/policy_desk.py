@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -12,6 +11,7 @@ from typing import Protocol
 from agentrl.policy_ask import SessionEndedError
 from agentrl.policy_session import PolicySession
 from agentrl.renderer import Renderer
+from agentrl.tokens import new_key
 
 from .policy_errors import UnknownKeyError
 
@@ -48,7 +48,7 @@ class RolloutDesk:
 
     def open(self, session: PolicySession) -> str:
         """The key of a new session."""
-        key = f"sk-rollout-{secrets.token_urlsafe(32)}"
+        key = new_key()
         self._open[_digest(key)] = session
         return key
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -67,7 +68,9 @@ def reward_app(
         asked = await read_body(request, GetRewardRequest)
         prompts = asked.prompts or [""] * len(asked.query)
         completions = [_completion(query, prompt) for query, prompt in zip(asked.query, prompts, strict=False)]
-        found = await verdicts(_items(prompts, completions, asked.labels))
+        items = _items(prompts, completions, asked.labels)
+        spelled = [replace(item, query=query) for item, query in zip(items, asked.query, strict=True)]
+        found = await verdicts(spelled)
         return json_response({"rewards": [v.reward for v in found], "scores": [_score(v) for v in found]})
 
     return app

@@ -14,24 +14,26 @@ from agentrl.errors import AgentRLError, ConfigError, EnvError
 from agentrl.registry import accepted_options
 from agentrl.reward import Verdict, read_verdict
 
-MANY = ("prompts", "completions", "labels", "queries")
+MANY = ("prompts", "completions", "labels", "queries", "spelled")
 ONE = ("prompt", "completion", "label", "row", "images", "task")
 
 
 @dataclass(frozen=True)
 class Item:
-    """One completion to judge."""
+    """One completion to judge. `query` = prompt and completion as the policy spelled them, where that is known."""
 
     prompt: Any
     completion: str
     label: Any
+    query: str | None = None
 
 
 class Judge:
     """Calls a reward function; a sync one off the event loop, and one that hangs loses its thread.
 
-    A function that takes one completion runs for up to `max_batch` of them at once. One that names `prompts`, `completions`, `labels` or `queries` is given lists and judges up to `max_batch`
-    completions at once, whichever requests they come from: while one batch is judged, the next one gathers.
+    A function that takes one completion runs for up to `max_batch` of them at once. One that names any of MANY is given lists
+    and judges up to `max_batch` completions at once, whichever requests they come from: while one batch is judged, the next
+    one gathers. `queries` are prompt and completion together, `spelled` = as the policy's template spelled them.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, timeout_s: float, max_batch: int) -> None:
@@ -117,8 +119,13 @@ def _lists(items: Sequence[Item]) -> dict[str, Any]:
         "prompts": [item.prompt for item in items],
         "completions": [item.completion for item in items],
         "labels": [item.label for item in items],
-        "queries": [f"{item.prompt if isinstance(item.prompt, str) else ''}{item.completion}" for item in items],
+        "queries": [_joined(item) if item.query is None else item.query for item in items],
+        "spelled": [item.query is not None for item in items],
     }
+
+
+def _joined(item: Item) -> str:
+    return f"{item.prompt if isinstance(item.prompt, str) else ''}{item.completion}"
 
 
 def _read_many(result: Any, n: int, name: str) -> list[Verdict]:

@@ -4,65 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from .config import Config, ModelSection, TrainerConfig
+from .config.pairs import parse_options
 from .data import load_tasks
 from .engine import Limits
-from .env import Task
-from .errors import AgentRLError, ConfigError
-from .executor import AgentExecutorBase
+from .env import Env, Task
+from .env_tasks import checked_tasks, fault, seed_tasks
+from .errors import ConfigError
+from .executor import AgentExecutorBase, RolloutContext
 from .judge import judge_reward
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
 from .registry import accepted_options, is_url, load_object, resolve_env, suggest
 from .renderer import Renderer
+from .reward_actor import is_reward_model, model_reward
 from .reward_client import check_reward_servers, served_reward
-from .reward_model import is_reward_model, model_reward
 from .single_turn import SingleTurnExecutor
 from .tokens import read_token
+from .trajectory import Trajectory
 
 LISTENS_S = 5.0
 """How long an agent server may take to accept a connection before the run starts."""
 
 
-def parse_options(pairs: Iterable[str], flag: str) -> dict[str, Any]:
-    """KEY=VALUE pairs; each value is read as TOML, else it is a string. Raises ConfigError."""
-    options: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"{flag} wants KEY=VALUE, not {pair!r}.")
-        options[key.strip()] = _toml_value(value)
-    return options
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
 class EnvSource:
-    """The environment of a run: its class or factory, and the options it was given.
+    """An environment of a run, by default its first: its class or factory, and the options it was given.
 
-    `target` stands in for what `env.name` would be resolved to.
+    `target` stands in for what the name would be resolved to.
     """
 
-    def __init__(self, config: Config, target: Any = None) -> None:
-        assert config.env.name is not None
-        self.name = config.env.name
+    def __init__(self, config: Config, target: Any = None, name: str | None = None) -> None:
+        self.name = config.env.name[0] if name is None else name
         self.target = resolve_env(self.name, token_file=config.env.token_file) if target is None else target
-        self.options = parse_options(config.env.opt, "--env.opt")
+        self.options = parse_options(config.env.opt_of(self.name), "--env.opt")
         self._check_options()
 
     def _check_options(self) -> None:
         if not isinstance(self.target, type):
             return
+        if not (hasattr(self.target, "reset") and hasattr(self.target, "step")):
+            raise ConfigError(f"--env {self.name} is no environment: the class has no reset and step.")
         taken = {*self._for_constructor(), *self._for_tasks()}
         unknown = [key for key in self.options if key not in taken]
         if unknown:
@@ -82,19 +67,27 @@ class EnvSource:
         """A fresh env."""
         return self.target(**(self._for_constructor() if isinstance(self.target, type) else self.options))
 
+    def check_complete(self) -> None:
+        """Raises ConfigError: the constructor needs an option that was not given."""
+        missing = required_options(self.target) - self.options.keys() if isinstance(self.target, type) else set()
+        if missing:
+            name = min(missing)
+            raise ConfigError(f"{self.name} needs the option {name!r}: --env.opt {name}=VALUE.")
+
     def tasks(self, split: str) -> Iterable[Task]:
-        """The tasks the env brings for a split. The fault boundary of user code: what it raises comes out as ConfigError."""
-        if not isinstance(self.target, type) or not hasattr(self.target, "tasks"):
+        """The tasks the env brings for a split. Raises ConfigError, also when they are read."""
+        if not self.brings_tasks:
             return ()
-        try:
+        what = f"{self.name}: tasks({split!r})"
+        with fault(what):
             tasks = self.target.tasks(split, **self._for_tasks())
-        except AgentRLError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise ConfigError(f"{self.name}: tasks({split!r}) raised {type(error).__name__}: {error}") from error
-        if not isinstance(tasks, Iterable):
-            raise ConfigError(f"{self.name}: tasks({split!r}) gave {type(tasks).__name__}, no collection of tasks.")
-        return tasks
+        return checked_tasks(tasks, what)
+
+    @property
+    def brings_tasks(self) -> bool:
+        """Whether it has a `tasks` of its own."""
+        own = getattr(self.target, "tasks", None)
+        return own is not None and getattr(own, "__func__", None) is not vars(Env)["tasks"].__func__
 
 
 def option_names(env: Any) -> list[str]:
@@ -106,18 +99,45 @@ def option_names(env: Any) -> list[str]:
     return list(dict.fromkeys(p.name for p in named if p.kind in kinds and p.name not in ("self", "split")))
 
 
+def required_options(env: Any) -> set[str]:
+    """Names of the options that an env's constructor cannot do without."""
+    if env.__init__ is object.__init__:
+        return set()
+    parameters = list(inspect.signature(env.__init__).parameters.values())[1:]
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {p.name for p in parameters if p.default is p.empty and p.kind not in kinds}
+
+
 def make_executor(config: Config, worker: int = 0) -> AgentExecutorBase:
     """The executor of a run, in rollout worker `worker`: the user's own, an agent that talks HTTP, an env's turn loop, or a
     single turn with reward functions.
     """
     if config.agent.name:
         return _agent_executor(config, worker)
-    if config.env.name is not None:
-        source = EnvSource(config)
-        return MultiTurnExecutor(source.make, config.env.name)
+    if config.env.name:
+        return _env_executor(config)
     if config.reward.name:
         return _single_turn(config)
     raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
+
+
+def _env_executor(config: Config) -> AgentExecutorBase:
+    played: dict[str, AgentExecutorBase] = {}
+    for spec, label in config.env.labels.items():
+        source = EnvSource(config, name=spec)
+        source.check_complete()
+        played[label] = MultiTurnExecutor(source.make, label)
+    return MixedExecutor(played) if len(played) > 1 else next(iter(played.values()))
+
+
+class MixedExecutor(AgentExecutorBase):
+    """Each task in the environment it is of."""
+
+    def __init__(self, played: Mapping[str, AgentExecutorBase]) -> None:
+        self.played = dict(played)
+
+    async def execute(self, task: Task, ctx: RolloutContext) -> Trajectory:
+        return await self.played[task.env].execute(task, ctx)
 
 
 def _single_turn(config: Config) -> SingleTurnExecutor:
@@ -186,16 +206,17 @@ def _own_executor(spec: str, target: Any, config: Config) -> AgentExecutorBase:
     return executor
 
 
-def make_tasks(config: Config, split: str) -> Iterable[Task]:
+def make_tasks(config: Config, split: str, env: str | None = None) -> Iterable[Task]:
     """Training tasks (split "train") or held-out ones: from the dataset if one is given, whose own split is `data.split`
-    for both, else from the environment.
+    for both, else from the environment (the first, when none is named); one that brings none is played on seeds.
     """
     evaluation = split != "train"
     if config.data.path is not None:
         return () if evaluation and config.data.test_path is None else load_tasks(config.data, evaluation=evaluation)
-    if config.env.name is None:
+    if not config.env.name:
         return ()
-    return EnvSource(config).tasks(split)
+    source = EnvSource(config, name=env)
+    return source.tasks(split) if source.brings_tasks else seed_tasks(split)
 
 
 def episode_limits(config: Config, env_turns: int | None) -> Limits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from typing import Any
 from .errors import ConfigError, DataError, InfrastructureError, RunStoppedError
 
 PART, OLD, PINNED = ".part", ".old", "pinned"
+NAME = re.compile(r"step_\d+(\.old)?")
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Checkpoints:
 
     def complete(self) -> list[Path]:
         """Whole checkpoints, oldest step first."""
-        found = [path for path in self.folder.glob("step_*") if path.suffix != PART and (path / "run.json").is_file()]
+        named = [path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name)]
+        found = [path for path in named if (path / "run.json").is_file()]
         whole = [path for path in found if path.suffix != OLD or not path.with_suffix("").exists()]
         return sorted(whole, key=step_of)
 

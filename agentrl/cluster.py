@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .assemble import parse_options
 from .config import Config, ParallelSection
 from .errors import ConfigError
 from .guardian import guarded
@@ -34,7 +35,7 @@ def connected(cpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    local = "RAY_ADDRESS" not in os.environ
+    local = not os.environ.get("RAY_ADDRESS")
     folder = _connect(cpus, local)
     with guarded(folder) if local else nullcontext():
         try:
@@ -50,7 +51,11 @@ def _connect(cpus: int, local: bool) -> str:
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
     if local:
         # Ray's default of 15 lets any other program on the machine starve engines and trainer, but not the driver.
-        options |= {"num_cpus": max(cpus, os.cpu_count() or 1), "_system_config": {"worker_niceness": 0}}
+        options |= {
+            "address": "local",
+            "num_cpus": max(cpus, os.cpu_count() or 1),
+            "_system_config": {"worker_niceness": 0},
+        }
     ray.init(**options)
     folder: str = ray._private.worker._global_node.get_session_dir_path()
     return folder
@@ -71,7 +76,7 @@ def check_trainer_gpus(parallel: ParallelSection) -> float:
     import ray
 
     total = float(ray.cluster_resources().get("GPU", 0.0))
-    wanted = parallel.ranks * (float(total > 0) if parallel.gpus is None else parallel.gpus)
+    wanted = parallel.ranks * (float(total > 0) if parallel.gpus == "auto" else parallel.gpus)
     if wanted > total:
         raise ConfigError(
             f"The trainer wants {wanted:g} GPUs; the cluster has {total:g}. Lower --parallel.ranks or --parallel.gpus."
@@ -83,11 +88,14 @@ def check_gpus(config: Config) -> float:
     """GPUs of the cluster. Raises ConfigError when the run wants more than there are."""
     import ray
 
+    from .engines.vllm_options import parallel_sizes, parse_engine_args
+
     total = float(ray.cluster_resources().get("GPU", 0.0))
     default = float(total > 0)
     count = config.engine.count if config.run.replay is None else 0
-    engines = count * (default if config.engine.gpus is None else config.engine.gpus)
-    ranks = config.parallel.ranks * (default if config.parallel.gpus is None else config.parallel.gpus)
+    spread = math.prod(parallel_sizes(parse_engine_args(config.engine.args)).values())
+    engines = count * (default * spread if config.engine.gpus == "auto" else config.engine.gpus)
+    ranks = config.parallel.ranks * (default if config.parallel.gpus == "auto" else config.parallel.gpus)
     if engines + ranks > total:
         raise ConfigError(
             f"The run wants {engines + ranks:g} GPUs ({engines:g} for engines, {ranks:g} for the trainer); the cluster has "
@@ -140,14 +148,15 @@ class Cluster:
         from .engines.vllm_actor import spawn_engine
 
         options = self._vllm_options()
-        gpus = (1.0 if engine.gpus is None else engine.gpus) if options.device == "gpu" else 0
+        gpus = (options.devices if engine.gpus == "auto" else engine.gpus) if options.device == "gpu" else 0
         return spawn_engine(options, actor_options={"num_gpus": gpus})
 
     def _vllm_options(self) -> VLLMOptions:
-        from .engines.vllm_options import VLLMOptions
+        from .engines.vllm_options import VLLMOptions, parallel_sizes, parse_engine_args
 
         engine = self.config.engine
-        return VLLMOptions(
+        arguments = parse_engine_args(engine.args)
+        options = VLLMOptions(
             model=self.ready.model_path,
             device="gpu" if self.gpus > 0 and engine.gpus != 0 else "cpu",
             dtype=self.config.model.dtype,
@@ -161,8 +170,9 @@ class Cluster:
             kv_cache_gb=engine.kv_cache_gb,
             trust_remote_code=self.config.model.trust_remote_code,
             update_timeout_s=engine.update_timeout_s,
-            engine_args=parse_options(engine.args, "--engine.args"),
+            engine_args=arguments,
         )
+        return replace(options, **parallel_sizes(arguments))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -6,6 +6,7 @@ gives what comes next, the reward of that turn (None = no verdict) and whether t
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any, cast
 import gymnasium
 from gymnasium import spaces
 
-from .messages import Action, Image, Observation
+from .messages import Action, Image, Message, Observation, normalize
 from .registry import accepted_options
 
 MAX_DRAWN_TASKS = 10_000
@@ -22,13 +23,17 @@ MAX_DRAWN_TASKS = 10_000
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do. `row` is the whole dataset row, with the types it was stored with; `label` reaches the env unchanged."""
+    """One thing to do. `row` is the whole dataset row, with the types it was stored with; `label` reaches the env unchanged.
+
+    `env` says, in a run with several environments, which of them it is of.
+    """
 
     id: str
     prompt: str | list[dict[str, Any]] | None = None
     label: Any = None
     images: tuple[Image, ...] = ()
     row: Mapping[str, Any] = field(default_factory=dict)
+    env: str = ""
 
 
 class ChatSpace(spaces.Space[Any]):
@@ -80,7 +85,7 @@ class Env(gymnasium.Env[Any, Any]):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Env:
         env = super().__new__(cls)
-        env.options = kwargs
+        env.options = _given(cls, args, kwargs)
         env.observation_space = ChatSpace()
         env.action_space = ActionSpace()
         return env
@@ -117,3 +122,22 @@ class Env(gymnasium.Env[Any, Any]):
 
     def close(self) -> None:
         """Called at most once an episode, on the thread that made the env."""
+
+
+def opening(task: Task) -> list[Message]:
+    """The messages of a task: its prompt, with its images in front where the prompt is a plain string."""
+    if isinstance(task.prompt, str) and task.images:
+        return normalize([*map(Image, task.images), task.prompt])
+    return normalize(task.prompt if task.prompt is not None else "")
+
+
+def _given(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments by name; what does not fit its signature is left for the constructor to refuse."""
+    if not args:
+        return kwargs
+    try:
+        bound = inspect.signature(cls.__init__).bind_partial(None, *args, **kwargs)
+    except TypeError:
+        return kwargs
+    names = list(inspect.signature(cls.__init__).parameters)[1 : len(args) + 1]
+    return {**kwargs, **{name: bound.arguments[name] for name in names if name in bound.arguments}}

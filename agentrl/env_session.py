@@ -65,7 +65,8 @@ class EnvSession:
 
     @property
     def abandoned(self) -> bool:
-        return self._blocks or (self._thread is not None and self._thread.abandoned)
+        left = self._thread is not None and self._thread.abandoned
+        return self._blocks or left or bool(getattr(self._env, "abandoned_calls", 0))
 
     @property
     def lost(self) -> bool:

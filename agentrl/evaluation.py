@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from .config import Config
 from .engine import Limits, Sampling
 from .env import Task
 from .errors import InfrastructureError
-from .report.metrics import Metrics, evaluation_metrics
+from .report.metrics import Metrics, evaluation_metrics, metrics_by_env
 from .rollout.episode import EpisodeOrder, EpisodeResult, failed
 from .rollout.orders import evaluation_order
 from .rollout.player import Player, play_once
 
 
 class Evaluator:
-    """Plays the first `eval.tasks` held-out tasks, sampled and (unless switched off) greedily.
+    """Plays held-out tasks, sampled and (unless switched off) greedily.
 
     The same tasks and seeds every time, so that two evaluations differ by the weights alone. pass@k is reported for `ks`
     (None: 1 and `eval.n`); `seen` gets every result as it comes.
@@ -35,7 +34,7 @@ class Evaluator:
     ) -> None:
         self.config = config
         self.player = player
-        self.tasks = list(itertools.islice(tasks, config.eval.tasks))
+        self.tasks = list(tasks)
         self.limits = limits
         self.ks = sorted({1, config.eval.n} if ks is None else set(ks))
         self.seen = seen
@@ -54,11 +53,17 @@ class Evaluator:
         sampled = self._orders(self._sampling(), self.config.eval.n)
         greedy = self._orders(Sampling(temperature=0.0, max_new_tokens=self.limits.max_new_tokens), 1)
         results = await self._play([*sampled, *(greedy if self._greedy else [])])
-        found = evaluation_metrics(results[: len(sampled)], self.ks)
+        found = self._metrics(results[: len(sampled)], self.ks)
         if self._greedy:
-            of_greedy = evaluation_metrics(results[len(sampled) :], [1])
+            of_greedy = self._metrics(results[len(sampled) :], [1])
             found |= {f"greedy/{key}": value for key, value in of_greedy.items()}
         return {f"eval/{key}": value for key, value in found.items()}
+
+    def _metrics(self, results: Sequence[EpisodeResult], ks: Sequence[int]) -> Metrics:
+        """Of all, and of each of several environments."""
+        envs = self.config.env.labels.values()
+        by_env = metrics_by_env(envs, results, lambda own: evaluation_metrics(own, ks))
+        return evaluation_metrics(results, ks) | by_env
 
     def _sampling(self) -> Sampling:
         options = self.config.eval
@@ -110,6 +115,11 @@ class BackgroundEvaluation:
         self.last_step = -1
         self._at = (0, 0)
         self._playing: asyncio.Task[Metrics] | None = None
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of the evaluation that has begun; 0 when none has."""
+        return 0 if self.evaluator is None or self._playing is None else self.evaluator.episodes
 
     def begin(self, step: int, version: int) -> None:
         """Evaluate the weights of `step`, unless that has been done."""

@@ -20,6 +20,7 @@ from .image_store import ImageStore
 from .messages import Image, ToolCall
 from .renderer import Renderer
 from .seeds import derive
+from .tokens import without_keys
 from .trajectory import Trajectory
 
 MOST_MESSAGE, MOST_TRACEBACK = 2000, 8000
@@ -204,18 +205,19 @@ def _over_time(ctx: RolloutContext, bound: float) -> AgentRLError:
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:
-    """An error as plain values for records and logs: class, message, retryable, traceback."""
+    """An error as plain values for records and logs, rollouts' keys left out: class, message, retryable, traceback."""
     retryable = error.retryable if isinstance(error, AgentRLError) else False
     return {
         "class": error_class(error),
-        "message": _clipped(str(error), MOST_MESSAGE),
+        "message": _presentable(str(error), MOST_MESSAGE),
         "retryable": retryable,
-        "traceback": _clipped("".join(traceback.format_exception(error)), MOST_TRACEBACK),
+        "traceback": _presentable("".join(traceback.format_exception(error)), MOST_TRACEBACK),
     }
 
 
-def _clipped(text: str, most: int) -> str:
-    """Both ends of a long text: user code may raise megabytes, in every episode."""
+def _presentable(text: str, most: int) -> str:
+    """Both ends of a long text, without keys: user code may raise megabytes, in every episode."""
+    text = without_keys(text)
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} … {len(text) - most} characters left out … {text[-most // 2 :]}"

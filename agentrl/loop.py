@@ -17,7 +17,7 @@ from .config import Config
 from .errors import RunStoppedError
 from .evaluation import BackgroundEvaluation
 from .report.clock import StepClock
-from .report.metrics import episode_metrics, group_metrics, staleness_metrics
+from .report.metrics import episode_metrics, group_metrics, metrics_by_env, staleness_metrics
 from .report.read_record import write_held
 from .report.record import batch_records, group_records
 from .report.run_folder import RunFolder
@@ -29,6 +29,8 @@ from .weight_sync import WeightSync
 
 log = logging.getLogger(__name__)
 INTERRUPT_GRACE_S = 8.0
+ALWAYS = {"kl/ref": 0.0, "memory/gpu": 0.0}
+"""What every record has, also of a run without a reference model, on a machine without a GPU."""
 
 
 class BatchSource(Protocol):
@@ -55,7 +57,9 @@ class BatchSource(Protocol):
 
 
 class Reporter(Protocol):
-    """Shows progress to a person."""
+    """Shows progress to a person. `stage` says what begins now and will take a while."""
+
+    def stage(self, doing: str) -> None: ...
 
     def step(self, record: dict[str, Any]) -> None: ...
 
@@ -87,6 +91,7 @@ class Loop:
         """Train to the end, then evaluate, save and export. Raises RunStoppedError when the run cannot go on."""
         if self.step == 0 or self._due(self.config.eval.every):
             self.evaluation.begin(self.step, self.sync.version)
+        self.reporter.stage(f"playing the first batch{self._evaluating}")
         self.dispatcher.start()
         while self.steps is None or self.step < self.steps:
             self.clock.start()
@@ -119,6 +124,7 @@ class Loop:
             self.clock.lap("train")
             self._enter("waiting for the evaluation")
             await self._evaluated()
+            self.clock.lap("evaluation")
             if report.updated:
                 await self._publish()
             else:
@@ -221,6 +227,7 @@ class Loop:
         await self.dispatcher.stop()
         self.record_unfinished()
         self.evaluation.begin(self.step, self.sync.version)
+        self.reporter.stage(f"saving the last checkpoint and the model{self._evaluating}")
         await self.save()
         async with self.sync.trainer_free:
             await self.sync.watched(self.sync.trainer.export(self.folder.final), "the export of the model")
@@ -238,6 +245,11 @@ class Loop:
         self.folder.amend_metrics(record)
         self.reporter.evaluation(record)
         return record
+
+    @property
+    def _evaluating(self) -> str:
+        episodes = self.evaluation.episodes
+        return f"; evaluating on {episodes} held-out episodes" if episodes else ""
 
     def _note_best(self, record: dict[str, Any]) -> None:
         score = record.get("eval/score/mean", record.get("eval/reward/mean"))
@@ -258,7 +270,9 @@ class Loop:
         return {
             "step": self.step,
             "version": self.sync.version,
+            **ALWAYS,
             **episode_metrics(results),
+            **metrics_by_env(self.config.env.labels.values(), results, episode_metrics),
             **group_metrics(batch.groups, batch.dropped),
             **staleness_metrics(self._unmasked(rows, trained_at), trained_at),
             **report.metrics,

@@ -73,11 +73,11 @@ class _Episode:
             generation = await self._generate(prompt, budget)
             node = self.record.add_sampled(node, generation)
             reply, action = await self._read(generation, prompt)
+            said = await self._step(action)
+            node.reward = said.verdict
             if generation.finish_reason == "placeholder":
                 self._count("renderer/placeholder")
                 return self._end("placeholder", said)
-            said = await self._step(action)
-            node.reward = said.verdict
             if said.terminated or said.truncated:
                 return self._end(generation.finish_reason, said, truncated=said.truncated)
             if turn + 1 == turns:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .assemble import EnvSource, check_servers, episode_limits, make_executor, make_renderer, make_tasks
 from .config import Config
 from .engine import Limits
-from .env import Task
+from .engines.vllm_names import check_vllm_names
+from .env import Task, opening
+from .env_loop import EnvLoops
 from .env_session import EnvSession
 from .errors import ConfigError, DataError, EnvError
 from .messages import Message, message_images, normalize
@@ -19,12 +23,16 @@ from .model_folder import max_positions, model_config, takes_images
 from .renderer import Renderer
 from .step_info import whole_number
 
+LOOKS = 8
+"""Tasks that are tried until the env opens on one."""
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """What the first episode of a run looks like. `opening` is None when the env failed: the run will count that."""
+    """What the first episode of a run, or of one of its environments, looks like. `opening` is None when the env failed: the
+    run will count that.
+    """
 
     opening: list[Message] | None
     tools: Sequence[dict[str, Any]] = ()
@@ -37,11 +45,13 @@ class EnvFacts:
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that may start: its model, tasks, limits, and the ids that end a turn (a sampled image placeholder does)."""
+    """A run that may start: its model, the tasks of each environment by name, limits, and the ids that end a turn (a sampled
+    image placeholder does).
+    """
 
     config: Config
     model_path: str
-    tasks: Iterable[Task]
+    tasks: Mapping[str, Iterable[Task]]
     held_out: Sequence[Task]
     facts: EnvFacts
     limits: Limits
@@ -49,8 +59,9 @@ class Ready:
 
     @property
     def total(self) -> int | None:
-        """Tasks in one pass; None where they have no end."""
-        return len(self.tasks) if isinstance(self.tasks, Sequence) else None
+        """Tasks of all environments, which are the draws of one pass; None where they have no end."""
+        counts = [len(tasks) if isinstance(tasks, Sequence) else None for tasks in self.tasks.values()]
+        return sum(count or 0 for count in counts) if None not in counts else None
 
     @property
     def max_images(self) -> int:
@@ -61,51 +72,100 @@ class Ready:
         return self.limits.max_turns * max(1, self.facts.images) if looks else 0
 
 
-async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> Ready:
-    """Everything that can be known without loading weights. Raises ConfigError or DataError, one paragraph each."""
+@dataclass(frozen=True)
+class Look:
+    """What a run plays, looked at before there is a model or a cluster: tasks and facts by environment."""
+
+    config: Config
+    tasks: Mapping[str, Iterable[Task]]
+    held_out: Sequence[Task]
+    found: Mapping[str, EnvFacts]
+
+    @property
+    def facts(self) -> EnvFacts:
+        """What holds for a run with all of these environments: the most images, the most turns."""
+        shown = max(self.found.values(), key=lambda facts: facts.images)
+        turns = [facts.max_turns for facts in self.found.values()]
+        return replace(shown, max_turns=None if None in turns else max(turn or 0 for turn in turns))
+
+
+def look(config: Config) -> Look:
+    """Look at environments, data and servers. Raises ConfigError or DataError, one paragraph each."""
+    return asyncio.run(_look(config))
+
+
+async def _look(config: Config) -> Look:
+    if config.engine.name == "vllm":
+        check_vllm_names(config)
     make_executor(config)
     await check_servers(config)
-    tasks = make_tasks(config, "train")
-    first, tasks = _peek(tasks, config)
-    facts = await probe(config, first)
-    model_path = choose_model(facts)
+    tasks: dict[str, Iterable[Task]] = {}
+    found: dict[str, EnvFacts] = {}
+    for spec, name in config.env.labels.items() or (("", "data"),):
+        first, tasks[name] = _peek(make_tasks(config, "train", spec), config, spec)
+        found[name] = await first_opening(config, first, spec)
+    return Look(config, tasks, held_out_tasks(config) if config.eval.enable else [], found)
+
+
+def make_ready(looked: Look, model_path: str) -> Ready:
+    """Everything that can be known of a run with this model without loading its weights. Raises ConfigError."""
+    config, facts = looked.config, looked.facts
     shape = model_config(model_path)
     if facts.images and not takes_images(shape):
         raise ConfigError(
-            f"{config.env.name or config.data.path} shows images, and {model_path} is a text model "
+            f"{config.env.shown or config.data.path} shows images, and {model_path} is a text model "
             f"({shape.get('model_type', 'unknown type')}). Pass an image model with --model."
         )
     limits = _within_model(episode_limits(config, facts.max_turns), shape, config)
     renderer = make_renderer(config, model_path)
-    _check_opening(renderer, facts, limits)
-    held_out = (
-        list(itertools.islice(make_tasks(config, config.eval.split), config.eval.tasks)) if config.eval.enable else []
-    )
+    for own in looked.found.values():
+        _check_opening(renderer, own, limits)
     stop_ids = tuple(sorted({*renderer.stop_ids, *renderer.placeholder_ids}))
-    return Ready(config, model_path, tasks, held_out, facts, limits, stop_ids)
+    return Ready(config, model_path, looked.tasks, looked.held_out, facts, limits, stop_ids)
 
 
-def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
-    """(the first task, all of them, the first still included)."""
-    if isinstance(tasks, Sequence):
-        if len(tasks):
-            return tasks[0], tasks
-    else:
-        stream = iter(tasks)
-        for first in stream:
-            return first, itertools.chain([first], stream)
-    if config.env.name is None or config.data.path is not None:
+def held_out_tasks(config: Config) -> list[Task]:
+    """The first `eval.tasks` tasks of each environment's evaluation split."""
+    held_out: list[Task] = []
+    for spec, name in config.env.labels.items() or (("", ""),):
+        tasks = itertools.islice(make_tasks(config, config.eval.split, spec), config.eval.tasks)
+        held_out += [replace(task, env=name) if len(config.env.name) > 1 else task for task in tasks]
+    return held_out
+
+
+def _peek(tasks: Iterable[Task], config: Config, env: str) -> tuple[Sequence[Task], Iterable[Task]]:
+    """(the first LOOKS tasks, all of them, the first still included)."""
+    if isinstance(tasks, Sequence) and len(tasks):
+        return tasks[:LOOKS], tasks
+    stream = iter(tasks)
+    first = list(itertools.islice(stream, LOOKS))
+    if first:
+        return first, itertools.chain(first, stream)
+    if not env or config.data.path is not None:
         raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
-    raise ConfigError(f"{config.env.name} brings no tasks for split 'train': define tasks(), or pass --data.path FILE.")
+    raise ConfigError(f"{env} brings no tasks for split 'train': give some, or pass --data.path FILE.")
 
 
-async def probe(config: Config, task: Task) -> EnvFacts:
-    """Reset one env on the first task and look. An env that fails here is left to the run, which counts failures."""
+async def first_opening(config: Config, tasks: Sequence[Task], env: str | None = None) -> EnvFacts:
+    """What the first of the tasks that opens looks like; none is tried after the time that one call may take."""
+    until = time.monotonic() + config.rollout.call_timeout_s
+    for task in tasks:
+        facts = await probe(config, task, env)
+        if facts.opening is not None or time.monotonic() > until:
+            break
+    return facts
+
+
+async def probe(config: Config, task: Task, env: str | None = None) -> EnvFacts:
+    """Reset an env (the first, when none is named) on its first task and look. One that fails here is left to the run, which
+    counts failures.
+    """
     if config.agent.name:
-        return EnvFacts(_task_messages(task), max_turns=None)
-    if config.env.name is None:
-        return EnvFacts(_task_messages(task))
-    session = EnvSession(EnvSource(config).make, config.rollout.call_timeout_s, config.env.name)
+        return EnvFacts(opening(task), max_turns=None)
+    if not config.env.name:
+        return EnvFacts(opening(task))
+    source = EnvSource(config, name=env)
+    session = EnvSession(source.make, config.rollout.call_timeout_s, source.name, EnvLoops())
     try:
         async with session:
             observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
@@ -113,13 +173,8 @@ async def probe(config: Config, task: Task) -> EnvFacts:
             turns = await session.attribute("max_turns", None)
             return EnvFacts(normalize(observation), tools, None if turns is None else whole_number("max_turns", turns))
     except (EnvError, DataError) as error:
-        log.warning("the environment failed on its first task: %s", error)
+        log.warning("%s failed on its first task: %s", source.name, error)
         return EnvFacts(None, (), None)
-
-
-def _task_messages(task: Task) -> list[Message]:
-    parts: list[Any] = [*task.images, task.prompt] if isinstance(task.prompt, str) else []
-    return normalize(parts) if parts else normalize(task.prompt or "")
 
 
 def _within_model(limits: Limits, shape: dict[str, Any], config: Config) -> Limits:

@@ -7,6 +7,7 @@ name up loads only the module that defines it.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.metadata
 import importlib.util
 import inspect
@@ -72,9 +73,18 @@ def lookup(kind: str, name: str) -> Any:
         return _registered[kind, name]
     for point in importlib.metadata.entry_points(group=GROUPS[kind]):
         if point.name == name:
-            return point.load()
+            return _loaded(kind, point)
     known = names(kind)
     raise ConfigError(f"There is no {kind} named {name!r}.{suggest(name, known)} Known: {', '.join(known)}.")
+
+
+def _loaded(kind: str, point: importlib.metadata.EntryPoint) -> Any:
+    try:
+        return point.load()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"{kind} {point.name}, {point.value}, does not import: {type(error).__name__}: {error}"
+        ) from error
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -84,16 +94,22 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def load_file(path: str) -> ModuleType:
-    """Import a Python file under a name of its own. Raises ConfigError that shows the file's own error."""
+    """Import a Python file under a name of its own, once. Raises ConfigError that shows the file's own error."""
     file = Path(path).expanduser().resolve()
     if not file.is_file():
         raise ConfigError(f"There is no file {path}.")
-    name = f"agentrl_file_{file.stem}_{abs(hash(str(file))):x}"
+    # The same in every process: what the file defines is pickled by this name.
+    name = f"agentrl_file_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path} is not a Python file.")
+    stamp = (file.stat().st_mtime_ns, file.stat().st_size)
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__stamp__", None) == stamp:
+        return loaded
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    module.__dict__["__stamp__"] = stamp
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -127,7 +143,7 @@ def resolve_env(spec: str, token_file: str | None = None) -> Any:
     if is_url(spec):
         return lookup("env scheme", spec.partition(":")[0])(spec, token_file)
     if spec.startswith("gymnasium:"):
-        return lambda **options: _make_gymnasium(spec.removeprefix("gymnasium:"), options)
+        return GymnasiumId(spec.removeprefix("gymnasium:"))
     if ".py:" in spec:
         return load_object(spec)
     if spec.endswith(".py"):
@@ -135,13 +151,30 @@ def resolve_env(spec: str, token_file: str | None = None) -> Any:
     return lookup("env", spec)
 
 
-def _make_gymnasium(gym_id: str, options: Mapping[str, Any]) -> Any:
-    import gymnasium
+class GymnasiumId:
+    """The factory behind `gymnasium:ID`. It has `tasks` where the class of that id has."""
 
-    try:
-        return gymnasium.make(gym_id, **options)
-    except gymnasium.error.Error as error:
-        raise ConfigError(f"--env gymnasium:{gym_id}: {error}") from error
+    def __init__(self, gym_id: str) -> None:
+        from gymnasium import spec
+        from gymnasium.envs.registration import load_env_creator
+        from gymnasium.error import Error
+
+        self.id = gym_id
+        try:
+            entry = spec(gym_id).entry_point
+            target: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+        except (Error, ImportError) as error:
+            raise ConfigError(f"--env gymnasium:{gym_id}: {error}") from error
+        if hasattr(target, "tasks"):
+            self.tasks = target.tasks
+
+    def __call__(self, **options: Any) -> Any:
+        import gymnasium
+
+        try:
+            return gymnasium.make(self.id, **options)
+        except gymnasium.error.Error as error:
+            raise ConfigError(f"--env gymnasium:{self.id}: {error}") from error
 
 
 def accepted_options(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:

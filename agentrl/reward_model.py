@@ -1,191 +1,141 @@
-"""A reward model as a reward function: `--reward FOLDER` of a model that scores sequences.
-
-A run has one process with the model, which every rollout worker asks; without Ray the model is loaded where it is asked.
-Whoever asks, scores are computed in batches: while one is computed, the next gathers.
-"""
+"""A reward model: a Hugging Face sequence classifier with one label, whose score of a whole conversation is the reward."""
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import json
-from collections.abc import Awaitable, Callable, Sequence
-from functools import cached_property
-from pathlib import Path
-from typing import Any
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from .errors import ConfigError, DataError, EnvError, InfrastructureError
-from .messages import Message, normalize
-from .model_folder import generation_stop_ids, model_config, resolve_model
+from . import wire
+from .assemble import load_processor
+from .errors import AgentRLError, ConfigError, DataError
+from .messages import Message, message_images, normalize
+from .model_folder import generation_stop_ids, max_positions, model_config, resolve_model, takes_images
+from .renderer import MARKER, SAID, Renderer
 
-MAX_BATCH_TOKENS = 16_384
-MAX_OPEN = 4096
-"""Questions that the model's process takes at once."""
+if TYPE_CHECKING:
+    import torch
+
+log = logging.getLogger(__name__)
+DEFAULT_LABELS = 2
+"""Of a classifier whose config does not say; transformers' default."""
 
 
-def is_reward_model(spec: str) -> bool:
-    """Whether `--reward SPEC` is the folder of a model that scores sequences."""
-    file = Path(spec).expanduser() / "config.json"
-    if not file.is_file():
-        return False
-    names = json.loads(file.read_text()).get("architectures") or []
-    return any("ForSequenceClassification" in name for name in names)
+def spell(renderer: Renderer, prompt: Any, completion: str) -> tuple[int, ...]:
+    """A prompt (text or messages) with the assistant's reply in ids, up to the token that ends the reply.
+
+    Special tokens' strings in the reply are ordinary text. Raises DataError for what is no prompt of texts.
+    """
+    opening = wire.read_task({"id": "", "prompt": prompt}).prompt
+    messages: list[Message] = normalize(opening if opening is not None else "")
+    if message_images(messages):
+        raise DataError("this reward model reads text, and the prompt has pictures")
+    start = renderer.start(messages).token_ids
+    ordinary = renderer.tokenizer(completion, add_special_tokens=False, split_special_tokens=True).input_ids
+    return (*start, *ordinary, *_turn_end(renderer))
+
+
+def _turn_end(renderer: Renderer) -> tuple[int, ...]:
+    """The token that the template puts after a reply; without a template the end of sequence."""
+    own = renderer.tokenizer.eos_token_id
+    if not renderer.template.literal:
+        shown = renderer.template.render([{"role": "user", "content": "x"}, SAID], (), reply=False)
+        after = renderer.tokenizer(shown.partition(MARKER)[2].lstrip(), add_special_tokens=False).input_ids
+        if after and after[0] in renderer.stop_ids:
+            return (int(after[0]),)
+    return () if own is None else (int(own),)
 
 
 class RewardModel:
-    """Scores conversations. What `agentrl rm` wrote is normalised by the mean and deviation in its config.json."""
+    """Scores completions in batches, without gradient: a function of lists, as the reward server takes it.
 
-    def __init__(self, path: str) -> None:
-        from .torchvision_ops import ensure_torchvision_imports
+    Scores are read at the last token of each sequence. One that is longer than the model was made for loses its beginning;
+    one that cannot be spelled has no verdict. Scores are normalised by the mean and deviation in config.json, where `agentrl rm`
+    wrote them.
+    """
 
-        ensure_torchvision_imports()
-        import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+    __name__ = "model"
 
-        from .renderer import Renderer
-        from .supervised.spelling import Speller
-
-        torch.set_num_threads(1)
-        self.path = resolve_model(path, "--reward")
-        tokenizer = AutoTokenizer.from_pretrained(self.path)
-        template = "auto" if tokenizer.chat_template else "none"
-        renderer = Renderer(tokenizer, chat_template=template, stop_ids=generation_stop_ids(self.path))
-        self._speller = Speller(renderer)
-        self._device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._model = AutoModelForSequenceClassification.from_pretrained(self.path).to(self._device).eval()
-        if self._model.config.num_labels != 1:
-            raise ConfigError(f"--reward {path} gives {self._model.config.num_labels} numbers a text, not one.")
-        config = model_config(self.path)
+    def __init__(self, path_or_id: str, *, chat_template: str = "auto", device: str = "auto") -> None:
+        """Loads the model. Raises ConfigError for a folder without such a model."""
+        folder = resolve_model(path_or_id)
+        config = model_config(folder)
+        if not any("ForSequenceClassification" in name for name in config.get("architectures") or ()):
+            raise ConfigError(
+                f"--model {path_or_id} is no reward model: its config names no …ForSequenceClassification."
+            )
+        labels = len(config["id2label"]) if "id2label" in config else DEFAULT_LABELS
+        if labels != 1:
+            raise ConfigError(f"--model {path_or_id} has {labels} labels; a reward model has one.")
+        if takes_images(config):
+            raise ConfigError(f"--model {path_or_id}: reward models that read pictures are not served.")
+        self.longest = max_positions(config)
         self._mean, self._std = float(config.get("mean", 0.0)), float(config.get("std", 1.0)) or 1.0
+        self.renderer = Renderer(
+            load_processor(folder, False), chat_template=chat_template, stop_ids=generation_stop_ids(folder)
+        )
+        self._model = _load(folder, device)
 
-    def score(self, conversations: Sequence[Sequence[Message]]) -> list[float]:
-        """One number each, read at the token that ends the last turn, which is the assistant's. Raises DataError."""
-        import torch
-
-        spelled = [self._speller.spell(messages, last_only=True).token_ids for messages in conversations]
-        if not all(spelled):
-            raise DataError("a reward model scores conversations that end with a reply")
-        scores = [0.0] * len(spelled)
-        with torch.inference_mode():
-            for batch in _batches([len(ids) for ids in spelled]):
-                for i, score in zip(batch, self._together([spelled[i] for i in batch]), strict=True):
-                    scores[i] = (score - self._mean) / self._std
+    def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[str], queries: Sequence[str], spelled: Sequence[bool]
+    ) -> list[float]:
+        """One score each; NaN = no verdict. Where `spelled`, the query is the text as the model sees it."""
+        ids = [self._ids(*given) for given in zip(prompts, completions, queries, spelled, strict=True)]
+        wanted = [i for i, sequence in enumerate(ids) if sequence]
+        scores = [math.nan] * len(ids)
+        for i, score in zip(wanted, self._scores([ids[i] for i in wanted]), strict=True):
+            scores[i] = (score - self._mean) / self._std
         return scores
 
-    def _together(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """Raw scores of rows padded on the right, read at each one's last token, whatever the padding is."""
+    def _ids(self, prompt: Any, completion: str, query: str, spelled: bool) -> tuple[int, ...]:
+        try:
+            if spelled:
+                ids = tuple(self.renderer.tokenizer(query, add_special_tokens=False).input_ids)
+            else:
+                ids = spell(self.renderer, prompt, completion)
+        except AgentRLError as error:
+            log.warning("no verdict: %s", error)
+            return ()
+        return ids if self.longest is None else ids[-self.longest :]
+
+    def _scores(self, sequences: Sequence[Sequence[int]]) -> list[float]:
+        """One pass, padded on the right."""
         import torch
 
-        width = max(map(len, rows))
-        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], device=self._device)
-        real = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=self._device)
-        states = self._model.base_model(input_ids=ids, attention_mask=real, use_cache=False).last_hidden_state
-        last = torch.tensor([len(row) - 1 for row in rows], device=self._device)
-        scores = self._model.score(states[torch.arange(len(rows), device=self._device), last])[:, 0]
-        values: list[float] = scores.float().tolist()
-        return values
+        if not sequences:
+            return []
+        width = max(map(len, sequences))
+        ids = torch.zeros(len(sequences), width, dtype=torch.long)
+        mask = torch.zeros(len(sequences), width, dtype=torch.long)
+        for row, sequence in enumerate(sequences):
+            ids[row, : len(sequence)] = torch.tensor(sequence)
+            mask[row, : len(sequence)] = 1
+        with torch.no_grad():
+            scores: list[float] = self._read(ids.to(self._model.device), mask.to(self._model.device)).float().tolist()
+        return scores
+
+    def _read(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Scores [N]. Decoders have a `score` on the last token's state; encoders pool as they do."""
+        import torch
+
+        if not hasattr(self._model, "score"):
+            return self._model(input_ids=ids, attention_mask=mask).logits[:, 0]
+        states = self._model.base_model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+        last = states[torch.arange(len(ids), device=ids.device), mask.sum(1) - 1]
+        return self._model.score(last)[:, 0]
 
 
-def _batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices in batches of like lengths that take at most MAX_BATCH_TOKENS with their padding."""
-    batches: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if not batches or (len(batches[-1]) + 1) * lengths[i] > MAX_BATCH_TOKENS:
-            batches.append([])
-        batches[-1].append(i)
-    return batches
+def _load(folder: str, device: str) -> Any:
+    import torch
+    from transformers import AutoModelForSequenceClassification
 
-
-def conversation(prompt: Any, completion: str, images: Sequence[Any] = ()) -> list[Message]:
-    """What is scored of a single turn. Raises EnvError for a prompt with pictures: reward models read text."""
-    if images:
-        raise EnvError("a reward model reads text: it cannot judge an answer about pictures")
-    return [*normalize(prompt if prompt is not None else ""), {"role": "assistant", "content": completion}]
-
-
-def model_reward(path: str) -> Callable[..., Awaitable[float]]:
-    """The reward function of a folder; its model is loaded when it is first asked. Raises ConfigError for no such folder."""
-    model = _Asked(resolve_model(path, "--reward"))
-
-    async def scored(prompt: Any, completion: str, images: Any) -> float:
-        return await model.ask(conversation(prompt, completion, images))
-
-    return scored
-
-
-def scored_lists(path: str) -> Callable[..., list[float]]:
-    """The reward function of a folder for `agentrl serve reward`: the model is loaded here and now."""
-    model = RewardModel(path)
-
-    def scored(prompts: list[Any], completions: list[str]) -> list[float]:
-        return model.score([conversation(*pair) for pair in zip(prompts, completions, strict=True)])
-
-    return scored
-
-
-class _Asked:
-    """The model behind a reward function: an actor that all rollout workers share, or without Ray a model of this process."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._actor: Any = None
-
-    async def ask(self, messages: list[Message]) -> float:
-        """The score. Raises InfrastructureError when the actor is lost; the next question starts another."""
-        import ray
-
-        if not ray.is_initialized():
-            return (await asyncio.to_thread(self._here.score, [messages]))[0]
-        if self._actor is None:
-            self._actor = self._shared_actor()
-        try:
-            score: float = (await self._actor.score.remote([messages]))[0]
-            return score
-        except ray.exceptions.RayActorError as error:
-            self._actor = None
-            raise InfrastructureError(f"the reward model's process is gone: {self._path}") from error
-
-    @cached_property
-    def _here(self) -> RewardModel:
-        return RewardModel(self._path)
-
-    def _shared_actor(self) -> Any:
-        """The one process of this model in this run: whoever comes first starts it."""
-        import ray
-
-        name = "reward-model-" + hashlib.sha256(self._path.encode()).hexdigest()[:12]
-        actor = ray.remote(RewardModelActor).options(
-            name=name, get_if_exists=True, num_cpus=0, max_concurrency=MAX_OPEN
-        )
-        return actor.remote(self._path)
-
-
-class RewardModelActor:
-    """A model in a process of its own; questions that come while it computes are answered together."""
-
-    def __init__(self, path: str) -> None:
-        self._model = RewardModel(path)
-        self._waiting: list[tuple[list[Message], asyncio.Future[float]]] = []
-        self._worker: asyncio.Task[None] | None = None
-
-    async def score(self, conversations: list[list[Message]]) -> list[float]:
-        """As RewardModel.score."""
-        loop = asyncio.get_running_loop()
-        coming: list[asyncio.Future[float]] = [loop.create_future() for _ in conversations]
-        self._waiting += zip(conversations, coming, strict=True)
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.ensure_future(self._work())
-        return list(await asyncio.gather(*coming))
-
-    async def _work(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            try:
-                scores = await asyncio.to_thread(self._model.score, [messages for messages, _ in batch])
-            except Exception as error:  # the fault boundary: whatever it is, those who asked are told
-                for _, future in batch:
-                    future.set_exception(error)
-                continue
-            for (_, future), score in zip(batch, scores, strict=True):
-                if not future.done():
-                    future.set_result(score)
+    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    dtype = torch.float32 if where == "cpu" else "auto"
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"--model {folder} does not load: {error}") from error
+    if info["missing_keys"]:
+        raise ConfigError(f"--model {folder} is no whole reward model: {min(info['missing_keys'])} is missing.")
+    return model.to(where).eval()

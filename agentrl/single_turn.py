@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .env import Task
+from .env import Task, opening
 from .env_calls import EnvThread, blame_env, run_async
+from .env_loop import EnvLoops
 from .errors import ConfigError, EnvError
 from .executor import AgentExecutorBase, RolloutContext
-from .messages import Image, Message, normalize
 from .registry import accepted_options
 from .reward import Verdict, check_reward, combine, read_verdict
 from .trajectory import Trajectory
@@ -37,7 +37,7 @@ class SingleTurnExecutor(AgentExecutorBase):
 
     async def execute(self, task: Task, ctx: RolloutContext) -> Trajectory:
         record = ctx.trajectory or ctx.begin(task)
-        messages = _opening(task)
+        messages = opening(task)
         prompt = ctx.renderer.start(messages)
         ctx.keep_images(prompt.images)
         record.messages += messages
@@ -56,7 +56,6 @@ class SingleTurnExecutor(AgentExecutorBase):
         record.truncated = generation.finish_reason == "length"
         if generation.finish_reason == "placeholder":
             record.metrics["renderer/placeholder"] = 1.0
-            return record
         verdict = await self.judge(task, completion, ctx, record)
         node.reward, record.score = verdict.reward, verdict.score
         record.metrics.update(verdict.metrics)
@@ -72,7 +71,7 @@ class SingleTurnExecutor(AgentExecutorBase):
             "images": task.images,
             "task": task,
         }
-        calls = [_Ask(function, accepted_options(function, offered)) for function in self.rewards]
+        calls = [_Ask(function, accepted_options(function, offered), ctx.env_loops) for function in self.rewards]
         timeout = ctx.limits.call_timeout_s
         answers = await asyncio.gather(*(call.verdict(timeout) for call in calls), return_exceptions=True)
         abandoned = sum(call.abandoned for call in calls)
@@ -90,19 +89,23 @@ class _Ask:
 
     function: Reward
     given: dict[str, Any]
+    loops: EnvLoops | None = None
     abandoned: bool = False
 
     async def verdict(self, timeout_s: float) -> Verdict:
         """What the function says. Whatever it raises comes out as EnvError."""
         what = f"reward {_name(self.function)}"
-        outcome: Any
         if inspect.iscoroutinefunction(self.function):
-            outcome = self.function(**self.given)
-        else:
-            outcome = await self._on_a_thread(what, timeout_s)
+            return read_verdict(await self._awaited(what, lambda: self.function(**self.given), timeout_s))
+        outcome = await self._on_a_thread(what, timeout_s)
         if inspect.isawaitable(outcome):
-            outcome = await blame_env(what, run_async(lambda: outcome, timeout_s), timeout_s)
+            outcome = await self._awaited(what, lambda: outcome, timeout_s)
         return read_verdict(outcome)
+
+    async def _awaited(self, what: str, start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+        """Off the loop that serves the engines where there is another."""
+        coming = run_async(start, timeout_s) if self.loops is None else self.loops.current().run(start, timeout_s)
+        return await blame_env(what, coming, timeout_s)
 
     async def _on_a_thread(self, what: str, timeout_s: float) -> Any:
         thread = EnvThread(what)
@@ -111,14 +114,6 @@ class _Ask:
         finally:
             self.abandoned = thread.abandoned
             thread.end()
-
-
-def _opening(task: Task) -> list[Message]:
-    """The messages of a task: its prompt, with its images in front where the prompt is a plain string."""
-    if isinstance(task.prompt, str):
-        parts: list[Any] = [Image(image) for image in task.images]
-        return normalize([*parts, task.prompt] if parts else task.prompt)
-    return normalize(task.prompt if task.prompt is not None else "")
 
 
 def _name(function: Reward) -> str:

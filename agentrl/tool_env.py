@@ -71,6 +71,8 @@ class ToolEnv(Env):
     system: ClassVar[str | None] = None
     messages: list[Message]
     metrics: dict[str, float]
+    abandoned_calls: int = 0
+    """Sync tools that were not back when their turn was given up: each still holds a thread."""
     _toolbox: ClassVar[dict[str, ToolSchema]] = {}
     _is_async: ClassVar[bool] = False
 
@@ -119,7 +121,7 @@ class ToolEnv(Env):
         self._sync_tools = asyncio.Lock()
         self.metrics = dict.fromkeys(COUNTS, 0.0)
         if isinstance(prompt, str) and self.task.images:
-            prompt = [*self.task.images, Text(prompt)]
+            prompt = [*map(Image, self.task.images), Text(prompt)]
         if self.system is not None:
             prompt = [{"role": "system", "content": self.system}, *normalize(prompt)]
         self.messages = normalize(prompt)
@@ -211,10 +213,17 @@ class ToolEnv(Env):
         """Call user code: on this thread, or off the event loop when there is one and the code is sync."""
         if self._is_async and not _is_coroutine(function):
             async with self._sync_tools:
-                result = await _off_loop(functools.partial(function, *args, **kwargs))
+                result = await self._off_loop(functools.partial(function, *args, **kwargs))
         else:
             result = function(*args, **kwargs)
         return await result if inspect.isawaitable(result) else result
+
+    async def _off_loop(self, function: Callable[[], Any]) -> Any:
+        try:
+            return await _off_loop(function)
+        except asyncio.CancelledError:
+            self.abandoned_calls += 1
+            raise
 
     def _verdict(self, value: Any) -> tuple[float | None, dict[str, Any]]:
         given = value if isinstance(value, dict) else {"reward": value}
@@ -223,7 +232,7 @@ class ToolEnv(Env):
             raise EnvError(
                 f"reward returned keys {sorted(given)}: 'reward' is needed, 'score' and 'metrics' are allowed"
             )
-        self.metrics.update({name: _number(name, number) for name, number in given.get("metrics", {}).items()})
+        self.metrics.update({name: _number(name, number) for name, number in (given.get("metrics") or {}).items()})
         info: dict[str, Any] = {"metrics": dict(self.metrics)}
         if given.get("score") is not None:
             info["score"] = _number("score", given["score"])

@@ -17,6 +17,7 @@ from .config.plan import Plan
 from .engine import Engine
 from .engines.fleet import EngineFleet
 from .engines.keeper import EngineKeeper, KeptPlayer
+from .engines.load_watch import LoadWatch
 from .errors import InfrastructureError, RunStoppedError
 from .evaluation import BackgroundEvaluation, Evaluator
 from .loop import BatchSource, Loop, Reporter
@@ -25,9 +26,9 @@ from .replay import RecordedBatches
 from .report.read_record import read_held
 from .report.run_folder import RunFolder
 from .report.status import StatusFile
-from .rollout.curriculum import make_source
 from .rollout.dispatcher import Dispatcher
 from .rollout.ledger import GroupLedger, signal_filter
+from .rollout.mixture import make_source
 from .rollout.pool import WorkerPool
 from .rollout.watchdog import within
 from .training import Trainer
@@ -64,6 +65,7 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
 
     What breaks underneath comes out as RunStoppedError with the last whole step and the way to go on.
     """
+    reporter.stage(f"starting {_processes(parts.config)}")
     async with AsyncExitStack() as stack:
         trainer_starts = asyncio.ensure_future(_start_trainer(parts))
         stack.push_async_callback(_close_trainer, trainer_starts)
@@ -75,9 +77,19 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
             await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
             loop, keeper = _make_loop(parts, cluster, trainer_starts.result(), reporter)
             stack.push_async_callback(keeper.close)
+            assert isinstance(loop.dispatcher, Dispatcher)
+            watch = LoadWatch(loop.sync.fleet, loop.dispatcher.seats)
+            stack.push_async_callback(_cancelled, asyncio.create_task(watch.keep()))
             pool = cluster.pool
         stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, pool).keep()))
         await _run(parts, loop)
+
+
+def _processes(config: Config) -> str:
+    ranks = f"the trainer ({config.parallel.ranks} rank{'s' * (config.parallel.ranks > 1)})"
+    if config.run.replay is not None:
+        return ranks
+    return f"{config.engine.count} engine{'s' * (config.engine.count > 1)}, the rollout workers and {ranks}"
 
 
 def _status_file(parts: RunParts, loop: Loop, pool: WorkerPool | None) -> StatusFile:

@@ -183,6 +183,8 @@ def served(url: str, token_file: str | None = None) -> type[RemoteEnv]:
             """The tasks that the server brings."""
             return read_tasks(TaskPages(base, found.name, token, split))
 
+    if not found.splits:
+        del Served.tasks
     Served.__name__ = Served.__qualname__ = found.name
     Served.__doc__ = found.description
     return Served

@@ -30,7 +30,7 @@ _PEERS_TIMEOUT_S = 3.0
 
 def rank_resources(parallel: ParallelSection, cluster_gpus: float) -> tuple[float, float]:
     """(CPUs, GPUs) that each rank's actor asks Ray for."""
-    gpus = float(cluster_gpus > 0) if parallel.gpus is None else parallel.gpus
+    gpus = float(cluster_gpus > 0) if parallel.gpus == "auto" else parallel.gpus
     return float(parallel.threads), gpus
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from ..assemble import EnvSource
 from ..config import Config
 from ..env import Task
+from ..env_loop import EnvLoops
 from ..env_session import EnvSession
 from ..errors import AgentRLError
 from ..messages import Message, normalize
@@ -68,7 +69,7 @@ def first_task(source: EnvSource) -> Task | None:
 async def open_env(source: EnvSource, timeout_s: float) -> Opening:
     """Make the env and reset it with seed 0. Raises EnvError, also when a call takes longer than `timeout_s`."""
     task = first_task(source)
-    async with EnvSession(source.make, timeout_s, source.name) as session:
+    async with EnvSession(source.make, timeout_s, source.name, EnvLoops()) as session:
         observation, _ = await session.reset(0, {} if task is None else {"task": task})
         return Opening(
             await session.attribute("unwrapped", None),

@@ -111,6 +111,8 @@ def settings(command: EvalCommand) -> Config:
 def _check_out(path: str | None) -> None:
     if path is not None and not Path(path).parent.is_dir():
         raise ConfigError(f"--out {path}: there is no folder {Path(path).parent}.")
+    if path is not None and Path(path).is_dir():
+        raise ConfigError(f"--out {path}: this is a folder, and the result is a file.")
 
 
 async def _evaluate(

@@ -23,7 +23,7 @@ from ..config import (
 )
 from ..engine import Engine
 from ..image_store import ImageStore
-from ..preflight import EnvFacts, Ready, preflight
+from ..preflight import Ready, look, make_ready
 from ..registry import load_object
 from ..renderer import Renderer
 from ..rollout.player import Player
@@ -76,19 +76,14 @@ def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, float]:
     """(what is known before anything loads, the GPUs there are). Joins Ray, for as long as `session` lasts, only for an
     engine that needs it, and after the environment has shown that it works.
     """
-    gpus = 0.0
-
-    def model(facts: EnvFacts) -> str:
-        nonlocal gpus
-        uses_images = facts.images > 0
-        if in_process(config):
-            return (
-                choose_model(config, uses_images, gpus) if config.model.path else untrained_tiny(tiny_kind(uses_images))
-            )
-        gpus = join_cluster(config, session)
-        return choose_model(config, uses_images, gpus)
-
-    return asyncio.run(preflight(config, model)), gpus
+    looked = look(config)
+    uses_images = looked.facts.images > 0
+    if in_process(config):
+        named = config.model.path is not None
+        path = choose_model(config, uses_images, 0.0) if named else untrained_tiny(tiny_kind(uses_images))
+        return make_ready(looked, path), 0.0
+    gpus = join_cluster(config, session)
+    return make_ready(looked, choose_model(config, uses_images, gpus)), gpus
 
 
 def join_cluster(config: Config, session: ExitStack) -> float:
@@ -107,7 +102,7 @@ async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterat
     if in_process(config):
         renderer = make_renderer(config, ready.model_path)
         engines = [engine_here(config, renderer)] * config.engine.count
-        name = config.env.name or "data"
+        name = config.env.shown or "data"
         yield EpisodePlayer(engines, renderer, make_executor(config), ImageStore(image_dir), name)
         return
     from ..cluster import Cluster

@@ -17,10 +17,9 @@ def tiny_kind(uses_images: bool) -> str:
     return "tiny-vlm" if uses_images else "tiny-text"
 
 
-def choose_model(
-    config: Config | SupervisedConfig, uses_images: bool, gpus: float, progress: ProgressMode = "auto"
-) -> str:
-    """The model's folder. Without --model a CPU machine gets a tiny policy, made first when the cache has none.
+def choose_model(config: Config | SupervisedConfig, uses_images: bool, gpus: float, *, trained: bool = True) -> str:
+    """The model's folder. Without --model a CPU machine gets a tiny policy, made first when the cache has none; not
+    `trained`, any policy of its shape will do.
 
     Raises ConfigError for a model that is not there, and for none where a GPU waits.
     """
@@ -32,7 +31,7 @@ def choose_model(
             f"This machine has a GPU: say which model to use with --model FOLDER_OR_HUB_ID. `agentrl init {kind}` makes "
             "agentrl's own tiny policy and prints its folder."
         )
-    return tiny_policy(kind, progress)
+    return tiny_policy(kind) if trained else untrained_tiny(kind)
 
 
 def check_other_models(config: Config) -> None:

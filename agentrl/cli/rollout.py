@@ -17,8 +17,8 @@ from ..config.load import parse_command
 from ..errors import ConfigError
 from ..preflight import Ready
 from ..report.rollout_file import RolloutFile
-from ..rollout.curriculum import make_source
 from ..rollout.episode import EpisodeOrder, EpisodeResult
+from ..rollout.mixture import make_source
 from ..rollout.orders import draw_order
 from ..rollout.player import Player, play_once
 from ..rollout.task_source import TaskSource
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         orders = make_orders(command, ready)
         run_until_signal(_play(command, ready, gpus, orders, results))
     results.sort(key=lambda result: (result.draw, result.sample))
-    show_summary(out, results, command.out)
+    show_summary(out, results, config.env.labels.values(), command.out)
     return FAILED if all(result.error is not None for result in results) else DONE
 
 
@@ -85,11 +85,11 @@ async def _play(
 def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
     """The draws that training with this seed would begin with, or the first tasks of another split. Raises ConfigError for a split without tasks."""
     config = ready.config
-    tasks = ready.tasks if command.split == "train" else ready.held_out
-    if isinstance(tasks, Sequence) and not tasks:
-        raise ConfigError(f"There are no tasks for --split {command.split}.")
     training = command.split == "train"
-    source = make_source(config, tasks) if training else TaskSource(tasks, seed=config.run.seed, shuffle=False)
+    if not training and not ready.held_out:
+        raise ConfigError(f"There are no tasks for --split {command.split}.")
+    held_out = TaskSource(ready.held_out, seed=config.run.seed, shuffle=False) if not training else None
+    source = held_out or make_source(config, ready.tasks)
     drawn = [(draw, task) for draw in range(command.tasks) if (task := source.at(draw)) is not None]
     return [
         draw_order(config, ready.limits, draw, sample, task)

@@ -15,7 +15,7 @@ from .signals import terminable
 SERVERS = {
     "policy": "a model, as OpenAI and Anthropic serve theirs",
     "env": "environments for agentrl elsewhere",
-    "reward": "a reward function",
+    "reward": "a reward function or model",
 }
 
 

@@ -95,7 +95,7 @@ def _ready(command: ServePolicyCommand, config: Config, gpus: float) -> Ready:
     renderer = make_renderer(config, path)
     stop_ids = tuple(sorted({*renderer.stop_ids, *renderer.placeholder_ids}))
     whole = config.model_copy(update={"rollout": rollout})
-    return Ready(whole, path, (), (), EnvFacts(None, max_turns=None), limits, stop_ids)
+    return Ready(whole, path, {}, (), EnvFacts(None, max_turns=None), limits, stop_ids)
 
 
 async def _serve(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from ..report.metrics import Metrics, episode_metrics
+from ..report.metrics import Metrics, episode_metrics, metrics_by_env
 from ..rollout.episode import EpisodeResult
 from .transcript import transcript
 
 FIRST = ("reward/mean", "reward/std", "score/mean", "pass@1", "turns", "length/action", "length/total", "truncated")
 
 
-def show_summary(console: Console, results: Sequence[EpisodeResult], path: str | None) -> None:
-    """One example, the numbers, and what went wrong."""
+def show_summary(console: Console, results: Sequence[EpisodeResult], envs: Collection[str], path: str | None) -> None:
+    """One example, the numbers (of several `envs` those of each too), and what went wrong."""
     _example(console, results)
-    metrics = episode_metrics(results)
+    metrics = episode_metrics(results) | metrics_by_env(envs, results, episode_metrics)
     ends = Counter(result.finish_reason for result in results if result.error is None)
     console.print(metrics_table(f"{len(results)} episodes", metrics))
     if ends:

@@ -16,13 +16,13 @@ import tyro
 from ..checkpoint import Checkpoints, checkpoint_step
 from ..cluster import check_gpus, connected, cpus_of_run
 from ..config import Config
-from ..config.checks import AlgorithmFacts, check_training, filters_groups
+from ..config.checks import AlgorithmFacts, check_resumed, check_training, filters_groups
 from ..config.dump import to_toml
-from ..config.load import parse_command, with_stored_config
+from ..config.load import parse_command, read_file, validated, with_stored_config
 from ..config.plan import Plan, describe, make_plan
 from ..errors import ConfigError
 from ..model_folder import is_small
-from ..preflight import EnvFacts, Ready, preflight
+from ..preflight import Ready, look, make_ready
 from ..report.progress import make_reporter
 from ..report.run_folder import RunFolder
 from ..training_run import RunParts, StartTrainer, train_run
@@ -52,14 +52,16 @@ def main(argv: list[str]) -> int:
     algorithm = algorithm_facts(config)
     check_training(config, algorithm)
     folder, resume_from = run_folder(config)
+    if resume_from is not None:
+        check_resumed(config, _stored(folder))
     with ExitStack() as session:
-        ready, gpus = _preflight(config, session)
+        ready, gpus = _preflight(config, session, dry=command.dry_run)
         plan = make_plan(config, ready.total, tiny=is_small(ready.model_path))
         _show(ready, plan, gpus)
         if command.dry_run:
             out.print(to_toml(config), markup=False, highlight=False)
             return DONE
-        folder.begin(to_toml(config), None if resume_from is None else checkpoint_step(resume_from))
+        folder.begin(to_toml(_as_begun(config)), None if resume_from is None else checkpoint_step(resume_from))
         parts = RunParts(
             ready, plan, folder, filters_groups(config.algo, algorithm), gpus, _trainer_starter(), resume_from
         )
@@ -95,21 +97,16 @@ def algorithm_facts(config: Config) -> AlgorithmFacts:
     )
 
 
-def _preflight(config: Config, session: ExitStack) -> tuple[Ready, float]:
+def _preflight(config: Config, session: ExitStack, *, dry: bool) -> tuple[Ready, float]:
     """(what is known before anything loads, the GPUs there are). Joins Ray for as long as `session` lasts, and only after
     the environment and the data have been looked at.
     """
-    gpus = 0.0
-
-    def model(facts: EnvFacts) -> str:
-        nonlocal gpus
-        session.enter_context(connected(cpus_of_run(config)))
-        session.enter_context(terminable())
-        gpus = check_gpus(config)
-        check_other_models(config)
-        return choose_model(config, facts.images > 0, gpus)
-
-    return asyncio.run(preflight(config, model)), gpus
+    looked = look(config)
+    session.enter_context(connected(cpus_of_run(config)))
+    session.enter_context(terminable())
+    gpus = check_gpus(config)
+    check_other_models(config)
+    return make_ready(looked, choose_model(config, looked.facts.images > 0, gpus, trained=not dry)), gpus
 
 
 def _run(parts: RunParts) -> int:
@@ -169,6 +166,16 @@ def run_folder(config: Config) -> tuple[RunFolder, Path | None]:
     return folder, Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
 
 
+def _as_begun(config: Config) -> Config:
+    """What reproduces the run from its start."""
+    return config.model_copy(update={"run": config.run.model_copy(update={"resume": None})})
+
+
+def _stored(folder: RunFolder) -> Config:
+    file = str(folder.path / "config.toml")
+    return validated(Config, read_file(file), file)
+
+
 def _fresh_name(config: Config) -> str:
-    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.name or Path(config.data.path or "data").stem).strip("-")
+    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.shown or Path(config.data.path or "data").stem).strip("-")
     return f"{what}-{config.algo.name.rpartition(':')[2]}-{time.strftime('%m%d-%H%M%S')}"

@@ -38,6 +38,10 @@ class AlgorithmFacts:
     trust: str = "clip"
 
 
+FIXED = ("run.seed", "model.path", "data.path", "env.name", "agent.name", "algo.name", "algo.advantage", "lora.rank")
+"""Options that a resumed run cannot change."""
+
+
 def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     """Everything that needs no model and no cluster."""
     _check_sampling(config)
@@ -259,6 +263,17 @@ def _check_sharding(config: TrainerConfig) -> None:
         raise ConfigError(f"--parallel.offload-params needs --parallel.zero-stage 3, not {stage}.")
 
 
+def check_resumed(config: Config, stored: Config) -> None:
+    """A run goes on with what it began with: its data, its policy and the shape of its algorithm are not changed half-way."""
+    for option in FIXED:
+        began, now = (operator.attrgetter(option)(each) for each in (stored, config))
+        if began != now:
+            raise ConfigError(
+                f"--resume: the run began with {option} = {began!r}, and now it is {now!r}. That makes another run: start "
+                f"one, with --model {config.run.dir}/{config.run.name}/final where it should begin with what was trained."
+            )
+
+
 def check_supervised(config: SupervisedConfig) -> None:
     """Everything of `sft`, `rm` and `dpo` that needs no model."""
     data, train = config.data, config.train
@@ -312,22 +327,45 @@ def check_sources(config: Config) -> None:
         raise ConfigError(
             f"--reward.weights gives {len(config.reward.weights)} weights for {len(config.reward.name)} reward functions."
         )
-    if config.env.name is not None and config.reward.name and not config.agent.name:
+    if config.env.name and config.reward.name and not config.agent.name:
         raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
     _check_agent(config)
-    if config.env.opt and config.env.name is None:
-        raise ConfigError("--env.opt needs --env.")
-    if config.env.name is None and config.data.path is None:
+    _check_envs(config)
+    if not config.env.name and config.data.path is None:
         raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
     _check_servers(config)
     _check_only_with_data(config)
 
 
+def _check_envs(config: Config) -> None:
+    """Options for environments, and the mixture of several."""
+    env = config.env
+    if env.opt and not env.name:
+        raise ConfigError("--env.opt needs --env.")
+    if strays := env.strays():
+        owner = strays[0].partition("=")[0].rpartition(":")[0]
+        known = list(env.labels.values())
+        raise ConfigError(f"--env.opt {strays[0]}: {owner} is no --env of this run.{suggest(owner, known)}")
+    if twice := [name for name in env.name if env.name.count(name) > 1]:
+        raise ConfigError(f"--env {twice[0]} is given twice; --env.weights says how often each is drawn.")
+    if env.weights and len(env.name) < 2:
+        raise ConfigError("--env.weights is not used without several --env.")
+    if env.weights and len(env.weights) != len(env.name):
+        raise ConfigError(f"--env.weights gives {len(env.weights)} weights for {len(env.name)} environments.")
+    if any(weight <= 0 for weight in env.weights):
+        raise ConfigError(
+            "--env.weights: every weight must be above 0; leave out an environment that is not to be drawn."
+        )
+    if len(env.name) > 1 and config.data.path is not None:
+        raise ConfigError("--data.path brings the tasks of one environment: give one --env with it.")
+
+
 def _check_servers(config: Config) -> None:
     """What belongs to servers, or cannot reach them."""
-    served = config.env.name is not None and is_url(config.env.name)
-    if served and config.env.opt:
-        raise ConfigError(f"--env.opt is not used with --env {config.env.name}: give it to agentrl serve env.")
+    served = [name for name in config.env.name if is_url(name)]
+    for name in served:
+        if config.env.opt_of(name):
+            raise ConfigError(f"--env.opt is not used with --env {name}: give it to agentrl serve env.")
     if config.env.token_file is not None and not (served or any(map(is_url, config.reward.name))):
         raise ConfigError("--env.token-file is not used without an env or reward server, http://…")
 
@@ -363,6 +401,8 @@ def check_engine(config: Config, known: Sequence[str]) -> None:
         raise ConfigError(
             f"There is no engine {engine.name!r} here.{suggest(engine.name, known)} Known: {', '.join(known)}."
         )
+    if engine.args and engine.name != "vllm":
+        raise ConfigError(f"--engine.args is not used with --engine {engine.name}.")
     for name in ("model", "token_file"):
         if name in engine.changed() and not engine.name.startswith("openai:"):
             raise ConfigError(f"--engine.{name.replace('_', '-')} is not used with --engine {engine.name}.")

@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import tyro
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from .section import Section
+
+
+def _not_negative(gpus: float | str) -> float | str:
+    if isinstance(gpus, float) and gpus < 0:
+        raise ValueError("it should be at least 0, or auto")
+    return gpus
+
+
+Gpus = Annotated[float | Literal["auto"], AfterValidator(_not_negative)]
 
 
 class RolloutSection(Section):
@@ -69,8 +78,8 @@ class EngineSection(Section):
     last two for rollout and eval.)"""
     count: int = Field(1, ge=1)
     """Engines, each on devices of its own."""
-    gpus: float | None = Field(None, ge=0)
-    """GPUs of each engine; absent: 1 where the machine has any, else 0."""
+    gpus: Gpus = "auto"
+    """GPUs of each engine; auto: as many as it is spread over (engine.args tensor_parallel_size=…), 0 without a GPU."""
     script: str | None = None
     """path/to/file.py:function, called with a GenerationRequest, gives a Reply (engine scripted)."""
     model: str | None = None
@@ -86,7 +95,7 @@ class EngineSection(Section):
     max_restarts: int = Field(8, ge=0)
     """How often an engine that died or does not answer is replaced before the run stops."""
     args: Annotated[list[str], tyro.conf.UseAppendAction] = []
-    """KEY=VALUE handed to vLLM's engine as it is; repeatable."""
+    """KEY=VALUE handed to vLLM's engine as it is, as in tensor_parallel_size=2; repeatable."""
 
 
 class FilterSection(Section):
@@ -273,8 +282,8 @@ class ParallelSection(Section):
 
     ranks: int = Field(1, ge=1)
     """Trainer processes."""
-    gpus: float | None = Field(None, ge=0)
-    """GPUs of each rank; absent: 1 where the machine has any, else 0."""
+    gpus: Gpus = "auto"
+    """GPUs of each rank; auto: 1 where the machine has any, else 0."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage."""
     threads: int = Field(1, ge=1)

@@ -106,14 +106,19 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | None) 
     prefix = next((name for name, section in sections(model) if section.__name__ == error.title), "")
     lines = []
     for detail in error.errors():
-        path = [*prefix.split("."), *map(str, detail["loc"])] if prefix else [str(part) for part in detail["loc"]]
+        # Of a union, pydantic adds the alternative that was tried: literal['auto'].
+        path = [*filter(None, prefix.split(".")), *(str(part) for part in detail["loc"] if "[" not in str(part))]
         name = ".".join(path)
         if detail["type"] == "extra_forbidden":
             lines.append(f"There is no option {name}.{_nearest(name, model)}")
             continue
         shown = f"{name} = {detail['input']!r}" if source else f"--{name.replace('_', '-')} {detail['input']}"
-        lines.append(f"{shown}: {detail['msg'].replace('Input should', 'it should')}.")
+        lines.append(f"{shown}: {_plainly(detail['msg'])}.")
     return (f"{source}: " if source else "") + " ".join(dict.fromkeys(lines))
+
+
+def _plainly(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("Input should", "it should")
 
 
 def _nearest(wanted: str, model: type[BaseModel]) -> str:

@@ -16,9 +16,9 @@ LORA_LR_FACTOR = 10.0
 
 @dataclass(frozen=True)
 class Plan:
-    """How many batches and updates a run makes. `steps` None = unknown, until the tasks end."""
+    """How many batches and updates a run makes."""
 
-    steps: int | None
+    steps: int
     rollouts: int
     updates_per_step: int
     lr: float
@@ -26,7 +26,7 @@ class Plan:
     @property
     def updates(self) -> int:
         """Planned optimizer updates: the horizon of the learning rate."""
-        return (self.steps or 1) * self.updates_per_step
+        return self.steps * self.updates_per_step
 
 
 def make_plan(config: Config, total_tasks: int | None, *, tiny: bool) -> Plan:

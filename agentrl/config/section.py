@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Section(BaseModel):
@@ -18,7 +18,20 @@ class Section(BaseModel):
         allow_inf_nan=False,
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """`steps = true` is a mistake; to Python True is 1."""
+        if isinstance(value, bool) and bool not in _kinds(cls.model_fields[info.field_name or ""].annotation):
+            raise ValueError("it should not be true or false")
+        return value
+
     def changed(self) -> list[str]:
         """Names of the options that differ from their defaults."""
         default: dict[str, Any] = type(self)().model_dump()
         return [name for name, value in self.model_dump().items() if value != default[name]]
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types an annotation is made of."""
+    return {annotation}.union(*(_kinds(part) for part in get_args(annotation)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -11,6 +12,11 @@ from .section import Section
 
 KeyValues = tyro.conf.UseAppendAction[list[str]]
 Names = tyro.conf.UseAppendAction[list[str]]
+
+
+def one_or_many(name: Any) -> Any:
+    """A single name as a list of one, none as an empty one."""
+    return [name] if isinstance(name, str) else [] if name is None else name
 
 
 class RunFolderSection(Section):
@@ -52,7 +58,7 @@ class ModelSection(TrainedModelSection):
     """The policy."""
 
     tool_parser: str = "hermes"
-    """Name of vLLM's tool-call parser for this model family."""
+    """Name of vLLM's tool-call parser for this model family; json: Hermes' format, read without vLLM."""
     history: Literal["append", "branch"] = "append"
     """What to do where a template rewrites earlier turns: keep what was sampled, or follow the template in a new branch."""
 
@@ -79,14 +85,57 @@ class DataSection(Section):
 
 
 class EnvSection(Section):
-    """The environment."""
+    """The environments."""
 
-    name: Annotated[str | None, tyro.conf.arg(aliases=["--env"])] = None
-    """A registered name, path/to/file.py:Class, gymnasium:ID, or http://host:port/name of an env server."""
+    name: Annotated[Names, tyro.conf.arg(aliases=["--env"])] = []
+    """A registered name, path/to/file.py:Class, gymnasium:ID, or http://host:port/name of an env server. Several are mixed:
+    each task draw, with its whole group, is of one of them."""
+    weights: list[float] = []
+    """How often each of several environments is drawn, relative to the others; all 1 when absent."""
     opt: KeyValues = []
-    """KEY=VALUE for the environment's constructor and tasks(); repeatable. The value is read as TOML, else as a string."""
+    """KEY=VALUE for the constructor and tasks() of every environment, NAME:KEY=VALUE for those of one; repeatable. The value
+    is read as TOML, else as a string."""
     token_file: str | None = None
     """File with the bearer token of an env server or reward server."""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _one_or_many(cls, name: Any) -> Any:
+        return one_or_many(name)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Each environment, and what it is called in records, metrics and env.opt: of several a short name, unless two
+        would share it.
+        """
+        short = {spec: re.split(r"[:/]", spec.rstrip("/"))[-1] for spec in self.name}
+        told_apart = len(self.name) > 1 and len(set(short.values())) == len(self.name)
+        return short if told_apart else {spec: spec for spec in self.name}
+
+    @property
+    def shown(self) -> str | None:
+        """All names in one; None where there is none."""
+        return " ".join(self.name) or None
+
+    def opt_of(self, spec: str) -> list[str]:
+        """The KEY=VALUE pairs that are meant for one of the environments."""
+        found = []
+        for pair in self.opt:
+            owner, rest = self._owner(pair)
+            found += [rest] if owner in (None, spec) else []
+        return found
+
+    def strays(self) -> list[str]:
+        """Pairs of `opt` for an environment that is none of this run's."""
+        return [pair for pair in self.opt if ":" in self._owner(pair)[1].partition("=")[0]]
+
+    def _owner(self, pair: str) -> tuple[str | None, str]:
+        """(the environment a pair names, the pair without its name)."""
+        for spec, label in self.labels.items():
+            for name in (spec, label):
+                if pair.startswith(f"{name}:"):
+                    return spec, pair.removeprefix(f"{name}:")
+        return None, pair
 
 
 class RewardSection(Section):
@@ -119,7 +168,7 @@ class AgentSection(Section):
     @field_validator("name", mode="before")
     @classmethod
     def _one_or_many(cls, name: Any) -> Any:
-        return [name] if isinstance(name, str) else name
+        return one_or_many(name)
 
 
 class SinkSection(Section):

@@ -142,7 +142,7 @@ def spawn_engine(
     """
     defaults: dict[str, Any] = {
         "num_cpus": 1,
-        "num_gpus": options.tensor_parallel_size if options.device == "gpu" else 0,
+        "num_gpus": options.devices if options.device == "gpu" else 0,
         "max_concurrency": MAX_CONCURRENCY,
         "runtime_env": {"env_vars": environment(options)},
     }

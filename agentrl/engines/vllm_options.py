@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from ..config.pairs import parse_options
+from ..errors import ConfigError
+
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+"""vLLM's arguments that say over how many devices one engine is spread."""
+
+OWN_ARGUMENTS = {
+    "model": "the model is --model",
+    "dtype": "the type is --model.dtype",
+    "weight_transfer_config": "agentrl sends the weights",
+    "logprobs_mode": "training needs the log-probabilities of the tempered distribution",
+    "generation_config": "sampling is the run's, never the checkpoint's",
+    "override_generation_config": "sampling is the run's, never the checkpoint's",
+}
+"""Arguments of vLLM's that are not passed on, and why."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +46,8 @@ class VLLMOptions:
     kv_cache_gb: float = 0.5
     gpu_memory_utilization: float = 0.9
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
     threads: int = 1
     enforce_eager: bool = True
     trust_remote_code: bool = False
@@ -42,6 +61,11 @@ class VLLMOptions:
         if self.dtype != "auto":
             return self.dtype
         return "float32" if self.device == "cpu" else "bfloat16"
+
+    @property
+    def devices(self) -> int:
+        """Devices, and worker processes, of the engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
 
 def environment(options: VLLMOptions) -> dict[str, str]:
@@ -58,7 +82,7 @@ def environment(options: VLLMOptions) -> dict[str, str]:
     threads = str(options.threads)
     return common | {
         # One process for engine core and worker instead of two; threads are bounded by OMP_NUM_THREADS, not by binding.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if options.tensor_parallel_size == 1 else "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if options.devices == 1 else "1",
         # Two small helpers of vLLM's sampler are compiled with C++ at the first request (16 s) unless this is off.
         "TORCH_COMPILE_DISABLE": "1" if options.enforce_eager else "0",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -80,8 +104,8 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
         "max_num_seqs": options.max_num_seqs,
         "enable_prefix_caching": True,
         "enforce_eager": options.enforce_eager,
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "distributed_executor_backend": "uni" if options.tensor_parallel_size == 1 else "mp",
+        **{name: getattr(options, name) for name in PARALLEL},
+        "distributed_executor_backend": "uni" if options.devices == 1 else "mp",
         "generation_config": "vllm",
         "logprobs_mode": "processed_logprobs",
         "limit_mm_per_prompt": {"image": options.max_images, "video": 0},
@@ -98,3 +122,17 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
     else:
         arguments["gpu_memory_utilization"] = options.gpu_memory_utilization
     return arguments | options.engine_args
+
+
+def parse_engine_args(pairs: Iterable[str]) -> dict[str, Any]:
+    """The KEY=VALUE pairs of --engine.args; `-` in keys as `_`. Raises ConfigError."""
+    return {key.replace("-", "_"): value for key, value in parse_options(pairs, "--engine.args").items()}
+
+
+def parallel_sizes(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of PARALLEL that are given. Raises ConfigError for what is no number of devices."""
+    sizes = {name: arguments[name] for name in PARALLEL if name in arguments}
+    for name, size in sizes.items():
+        if not isinstance(size, int) or size < 1:
+            raise ConfigError(f"--engine.args {name}={size}: it is a number of devices.")
+    return sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from .metrics import Metrics
 class StepClock:
     """Laps of one step. `finish` gives time/… in seconds, throughput/… per second of the step, memory/… in bytes.
 
-    time/bubble is the part of a step in which the trainer waited for rollouts.
+    time/bubble is the share of a step, 0..1, in which the trainer waited for rollouts.
     """
 
     def __init__(self) -> None:
@@ -42,5 +43,13 @@ class StepClock:
             "time/bubble": self._laps.get("time/rollout_wait", 0.0) / whole,
             "throughput/tokens": tokens / whole,
             "throughput/episodes": len(results) / whole,
-            "memory/rss": float(self._process.memory_info().rss),
+            "memory/rss": self._resident(),
         }
+
+    def _resident(self) -> float:
+        """Bytes of this process and of those it started, Ray's local ones among them."""
+        total = 0
+        for process in (self._process, *self._process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                total += process.memory_info().rss
+        return float(total)

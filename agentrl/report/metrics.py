@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -70,6 +70,17 @@ def _env_metrics(played: Sequence[EpisodeResult]) -> Metrics:
             elif not key.startswith("errors/"):
                 values[f"env/{key}"].append(value)
     return {key: float(np.mean(found)) for key, found in values.items()} | {k: float(v) for k, v in counted.items()}
+
+
+def metrics_by_env(
+    envs: Collection[str], results: Sequence[EpisodeResult], measure: Callable[[Sequence[EpisodeResult]], Metrics]
+) -> Metrics:
+    """What `measure` says of the episodes of each environment, as env/NAME/…; of a run with a single one nothing more."""
+    found: Metrics = {}
+    for name in envs if len(envs) > 1 else ():
+        own = measure([result for result in results if result.env == name])
+        found |= {f"env/{name}/{key.removeprefix('env/')}": value for key, value in own.items()}
+    return found
 
 
 def group_metrics(trained: Sequence[Group], dropped: Sequence[Group]) -> Metrics:

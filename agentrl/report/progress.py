@@ -138,6 +138,9 @@ class SilentReporter:
     ) -> None:
         return None
 
+    def stage(self, doing: str) -> None:
+        return None
+
     def step(self, record: dict[str, Any]) -> None:
         return None
 
@@ -146,11 +149,14 @@ class SilentReporter:
 
 
 class PlainReporter(SilentReporter):
-    """A line a step and a line an evaluation, written at once."""
+    """A line a stage, a step and an evaluation, written at once."""
 
     def __init__(self, console: Console, steps: int | None, shown: Shown = SHOWN) -> None:
         self._console = console
         self._history = History(steps, shown)
+
+    def stage(self, doing: str) -> None:
+        self._console.print(f"{doing} …", markup=False, soft_wrap=True)
 
     def step(self, record: dict[str, Any]) -> None:
         if record["step"] > 0:
@@ -171,6 +177,7 @@ class LiveReporter(SilentReporter):
         self._console = console
         self._history = History(steps, shown)
         self._began = self._last = time.monotonic()
+        self._stage = "starting"
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4)
 
     def __enter__(self) -> LiveReporter:
@@ -182,9 +189,13 @@ class LiveReporter(SilentReporter):
     ) -> None:
         self._live.stop()
 
+    def stage(self, doing: str) -> None:
+        self._stage = doing
+
     def step(self, record: dict[str, Any]) -> None:
         self._history.add(record)
         self._last = time.monotonic()
+        self._stage = ""
         self.evaluation(record)
 
     def evaluation(self, record: dict[str, Any]) -> None:
@@ -195,9 +206,9 @@ class LiveReporter(SilentReporter):
 
     def _render(self) -> Group:
         history = self._history
-        name = history.shown[0][1]
-        curve = Text(f"{name} {sparkline(history.curve)}") if history.curve else Text("waiting for the first step")
-        return Group(self._progress(), self._table(), curve)
+        lines = [Text(f"{self._stage} …")] if self._stage else []
+        lines += [Text(f"{history.shown[0][1]} {sparkline(history.curve)}")] if history.curve else []
+        return Group(self._progress(), self._table(), *lines)
 
     def _progress(self) -> Table:
         history, now = self._history, time.monotonic()
@@ -237,6 +248,10 @@ class Reporters(SilentReporter):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    def stage(self, doing: str) -> None:
+        for reporter in self._reporters:
+            reporter.stage(doing)
 
     def step(self, record: dict[str, Any]) -> None:
         for reporter in self._reporters:

@@ -48,7 +48,7 @@ def group_records(groups: Iterable[Group], step: int) -> Iterator[dict[str, Any]
 
 def _never_back(group: Group, sample: int) -> EpisodeResult:
     group_id = draw_id(group.draw)
-    return EpisodeResult(f"{group_id}-{sample}", group_id, group.draw, sample, group.task.id, "")
+    return EpisodeResult(f"{group_id}-{sample}", group_id, group.draw, sample, group.task.id, group.task.env)
 
 
 def episode_record(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,15 @@ class RunFolder:
         _append(path, records)
 
     def amend_metrics(self, record: dict[str, Any]) -> None:
-        """Add keys to the record of the newest step, which is `record["step"]`; without one it becomes a record."""
+        """Add keys to the record of the newest step, which is `record["step"]`; without one it becomes a record of its own,
+        with the time.
+        """
         lines = self._lines()
         if lines and json.loads(lines[-1])["step"] == record["step"]:
             lines[-1] = json.dumps({**json.loads(lines[-1]), **record}, ensure_ascii=False)
             self._rewrite(lines)
         else:
-            self.add_metrics(record)
+            self.add_metrics({"time": time.time(), **record})
 
     def _text(self) -> str:
         return self.metrics.read_text(encoding="utf-8") if self.metrics.is_file() else ""
@@ -101,7 +104,8 @@ class RunFolder:
         """Records after `step` move to superseded/, so that steps rise by one across a resume."""
         superseded = self.path / "superseded"
         for path in sorted((self.path / "rollouts").glob("step_*.jsonl")):
-            if int(path.stem.removeprefix("step_")) > step:
+            number = path.stem.removeprefix("step_")
+            if number.isdecimal() and int(number) > step:
                 superseded.mkdir(exist_ok=True)
                 os.replace(path, _free_name(superseded / path.name))
         lines = self._lines()

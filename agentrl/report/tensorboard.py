@@ -30,6 +30,9 @@ class TensorBoardSink:
     ) -> None:
         self._writer.close()
 
+    def stage(self, doing: str) -> None:
+        return None
+
     def step(self, record: dict[str, Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 
-from ..config import Config
 from ..env import Task
 from ..errors import ConfigError
 from ..seeds import derive
-from .group import Group
 from .task_source import TaskSource
 
 
@@ -85,9 +83,9 @@ class Curriculum(TaskSource):
                 return index
         return None
 
-    def note(self, group: Group) -> None:
-        if group.draw in self._assigned:
-            self._records[self._assigned[group.draw]].add(group.scores())
+    def note(self, draw: int, scores: Sequence[float]) -> None:
+        if draw in self._assigned:
+            self._records[self._assigned[draw]].add(scores)
 
     def forget(self, alive: Collection[int]) -> None:
         self._assigned = {draw: index for draw, index in self._assigned.items() if draw in alive}
@@ -105,13 +103,3 @@ class Curriculum(TaskSource):
         for index, values in state["records"].items():
             if int(index) < len(self._records):
                 self._records[int(index)] = PassRecord(*values)
-
-
-def make_source(config: Config, tasks: Iterable[Task]) -> TaskSource:
-    """The task source that `rollout.sampler` and `rollout.retire_after` ask for."""
-    rollout, seed = config.rollout, config.run.seed
-    shuffle = rollout.sampler == "shuffled"
-    if rollout.sampler == "by_pass_rate" or rollout.retire_after:
-        by_rate = rollout.sampler == "by_pass_rate"
-        return Curriculum(tasks, seed=seed, shuffle=shuffle, by_pass_rate=by_rate, retire_after=rollout.retire_after)
-    return TaskSource(tasks, seed=seed, shuffle=shuffle)

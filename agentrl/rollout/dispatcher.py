@@ -21,8 +21,9 @@ from .group import Batch, Group
 from .ledger import GroupLedger, HeldRollouts
 from .orders import draw_order
 from .player import Player, play_once
+from .seats import Seats
 from .stages import PLAYED, Stages, in_words
-from .task_source import TaskSource
+from .task_source import DrawSource
 from .watchdog import within
 
 SHOWN = 4
@@ -32,14 +33,14 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """One owner of the budget. Call `start`, then `next_batch` and `settle` in turns, then `stop`.
 
-    `ready(engine)` returns when an episode may be sent to that engine.
+    A group stays on one engine, as its members share a prefix; it goes to the one that has the fewest episodes. `ready(engine)` returns when an episode may be sent to that engine.
     """
 
     def __init__(
         self,
         config: Config,
         player: Player,
-        tasks: TaskSource,
+        tasks: DrawSource,
         limits: Limits,
         ledger: GroupLedger,
         ready: Callable[[int], Awaitable[None]] | None = None,
@@ -61,7 +62,7 @@ class Dispatcher:
         self._quiet.set()
         self._admitting = asyncio.Event()
         self._admitting.set()
-        self._seats = asyncio.Semaphore(config.rollout.max_episodes or 2**31)
+        self.seats = Seats(config.engine.count, config.rollout.max_episodes)
 
     # ------------------------------------------------------------------ what the loop calls
 
@@ -141,8 +142,10 @@ class Dispatcher:
         while (draw := self.ledger.next_to_start()) is not None:
             group = self.ledger.start(draw, self.tasks.at(draw))
             if group is not None:
+                engine = self.seats.least_loaded(group.n)
                 for sample in range(group.n):
-                    self._launch(group, draw_order(self.config, self.limits, draw, sample, group.task))
+                    order = draw_order(self.config, self.limits, draw, sample, group.task)
+                    self._launch(group, replace(order, engine=engine))
         self._closable = True
         self._changed.set()
 
@@ -158,15 +161,16 @@ class Dispatcher:
         self._changed.set()
 
     async def _play(self, group: Group, order: EpisodeOrder) -> None:
-        self.stages.enter(order.rollout_id, "waits for a seat (rollout.max-episodes)")
+        self.stages.enter(order.rollout_id, "waits for a seat (rollout.max-episodes, or its engine is full)")
         try:
-            async with self._seats:
+            async with self.seats.one(order.engine, (order.draw, order.sample)):
                 result = await self._with_retries(order)
         finally:
             self.stages.leave(order.rollout_id)
+            self.seats.over(order.engine)
         self._errors.note(order, result)
         if self.ledger.end(group, result):
-            self.tasks.note(group)
+            self.tasks.note(group.draw, group.scores())
             self._fill()
 
     async def _with_retries(self, order: EpisodeOrder) -> EpisodeResult:

@@ -88,4 +88,5 @@ def result_of(order: EpisodeOrder, trajectory: Trajectory, seconds: float) -> Ep
 def failed(order: EpisodeOrder, error: BaseException) -> EpisodeResult:
     """The result of an episode that never came back."""
     described = describe_error(error)
-    return EpisodeResult(order.rollout_id, order.group_id, order.draw, order.sample, order.task.id, "", error=described)
+    task = order.task
+    return EpisodeResult(order.rollout_id, order.group_id, order.draw, order.sample, task.id, task.env, error=described)

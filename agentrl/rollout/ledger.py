@@ -1,4 +1,5 @@
-"""Every group from its draw to its record: what runs, waits, is trained or has ended. Bookkeeping without waiting.
+"""Every group from its draw to its record: what runs, waits, is trained or has ended. Bookkeeping without waiting, at a cost
+for each event that does not grow with the groups in flight.
 
 Always: each draw below `next_draw` is in exactly one of: in flight or waiting, to be issued again, in training, ended
 without a record, handed out for the record. A stale group is recorded and its draw issued again, so it is never lost.
@@ -7,16 +8,16 @@ without a record, handed out for the record. A stale group is recorded and its d
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 from ..config import Config
 from ..env import Task
 from ..group_statistics import keep_group
 from .episode import EpisodeResult
 from .group import Batch, Group
-from .staleness import GroupState, RolloutState, close_batch, may_dispatch, too_old
+from .staleness import GroupState, RolloutState, close_batch, held_up_by, may_dispatch, too_old
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,11 @@ class GroupLedger:
         self._reissue = sorted(held.reissue)
         self._groups = {group.draw: group for group in sorted(held.groups, key=lambda g: g.draw) if not group.outcome}
         self._training: list[Group] = []
-        self._ended = len(self._groups)
+        self._ended = self._finished = len(self._groups)
+        self._newest = max(self._groups, default=-1)
+        self._in_order = True
+        self._held_up_by: int | None = None
+        self._unchecked = list(self._groups.values())
         self._out_of_tasks = False
 
     # ------------------------------------------------------------------ what is there
@@ -72,7 +77,13 @@ class GroupLedger:
     @property
     def groups(self) -> list[Group]:
         """In flight or waiting, by draw."""
-        return list(self._groups.values())
+        return list(self._by_draw().values())
+
+    def _by_draw(self) -> dict[int, Group]:
+        if not self._in_order:
+            self._groups = dict(sorted(self._groups.items()))
+            self._in_order = True
+        return self._groups
 
     @property
     def reissue(self) -> list[int]:
@@ -103,7 +114,7 @@ class GroupLedger:
             self.version,
             self._train.batch_groups,
             self._train.max_staleness,
-            [self._state_of(group) for group in self._groups.values()],
+            GroupStates(self._by_draw(), self._state_of),
             len(self._training),
             self._wanted,
             self.exhausted,
@@ -142,10 +153,10 @@ class GroupLedger:
         if self._reissue and self._reissue[0] == draw:
             self._reissue.pop(0)
         self.next_draw = max(self.next_draw, draw + 1)
-        newest = next(reversed(self._groups), -1)
         self._groups[draw] = group = Group(draw, task, self._rollout.n_samples, self.version)
-        if draw < newest:
-            self._groups = dict(sorted(self._groups.items()))
+        if draw < self._newest:
+            self._in_order, self._held_up_by = False, None
+        self._newest = max(self._newest, draw)
         return group
 
     def end(self, group: Group, result: EpisodeResult) -> bool:
@@ -154,7 +165,9 @@ class GroupLedger:
         if not group.finished:
             return False
         self._ended += 1
+        self._finished += 1
         group.ended = self._ended
+        self._unchecked.append(group)
         if not group.valid:
             self._drop(group, "failed")
         elif not self._keep(group):
@@ -164,23 +177,39 @@ class GroupLedger:
     def _drop(self, group: Group, outcome: str) -> None:
         group.outcome = outcome
         del self._groups[group.draw]
+        self._finished -= 1
         self.dropped.append(group)
 
     def drop_stale(self) -> bool:
         """Finished groups over the bound end as stale and their draws are issued again, first. True if there were any."""
-        old = too_old(self.state())
+        waiting = {group.draw: group for group in self._unchecked if not group.outcome}
+        self._unchecked = []
+        old = too_old(replace(self.state(), groups=GroupStates(waiting, self._state_of)))
         for draw in old:
             self._drop(self._groups[draw], "stale")
             bisect.insort(self._reissue, draw)
         return bool(old)
 
     def take(self) -> Batch | None:
-        """The next batch if it can be closed, else None. Its groups hold their places until `settle`."""
-        draws = close_batch(self.state())
+        """The next batch if it can be closed and is wanted, else None. Its groups hold their places until `settle`."""
+        if self._wanted == 0:
+            return None
+        enough = self._train.batch_groups if not self.exhausted else min(len(self._groups), self._train.batch_groups)
+        if self._finished < enough or self._still_held_up():
+            return None
+        state = self.state()
+        draws = close_batch(state)
         if draws is None:
+            self._held_up_by = held_up_by(state)
             return None
         self._training = [self._groups.pop(draw) for draw in draws]
+        self._finished -= len(draws)
         return Batch(self.training, self.take_dropped())
+
+    def _still_held_up(self) -> bool:
+        """The draw that held up the last attempt still does."""
+        group = None if self._held_up_by is None else self._groups.get(self._held_up_by)
+        return group is not None and not group.finished
 
     def take_dropped(self) -> list[Group]:
         """The groups that ended without training since the last call, for the record."""
@@ -194,6 +223,7 @@ class GroupLedger:
         for group in self._training:
             group.outcome = "trained"
         self._training = []
+        self._unchecked = [group for group in self._groups.values() if group.finished]
         self.draining = False
         self.version = version
 
@@ -206,4 +236,26 @@ class GroupLedger:
             group.outcome = "cancelled"
         left, owed = [*unfinished, *self.dropped], self._reissue
         self._groups, self._training, self.dropped, self._reissue = {}, [], [], []
+        self._finished, self._unchecked = 0, []
         return left, owed
+
+
+class GroupStates(Sequence[GroupState]):
+    """Groups as the decisions see them, each made when it is looked at."""
+
+    def __init__(self, groups: Mapping[int, Group], state_of: Callable[[Group], GroupState]) -> None:
+        self._groups = groups
+        self._state_of = state_of
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __iter__(self) -> Iterator[GroupState]:
+        return map(self._state_of, self._groups.values())
+
+    @overload
+    def __getitem__(self, index: int) -> GroupState: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[GroupState]: ...
+    def __getitem__(self, index: int | slice) -> GroupState | list[GroupState]:
+        return list(self)[index]

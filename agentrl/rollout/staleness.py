@@ -11,8 +11,9 @@ order, over-sampling and the masking of stale tokens give that up; a group that 
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,9 +36,9 @@ class GroupState:
 
 @dataclass(frozen=True)
 class RolloutState:
-    """All that the decisions look at. `groups` are by draw; `training` counts groups of the batch being trained;
-    `wanted` = groups the run still has to train, those included (None = no end). `masked` = the trainer leaves out tokens
-    that are too old, so no batch is held back for them.
+    """All that the decisions look at. `groups` are by draw, and looked at no further than needed: they may be made on the
+    way. `training` counts groups of the batch being trained; `wanted` = groups the run still has to train, those included
+    (None = no end). `masked` = the trainer leaves out tokens that are too old, so no batch is held back for them.
     """
 
     version: int
@@ -83,14 +84,23 @@ def close_batch(state: RolloutState) -> list[int] | None:
     of those that are. First done: the first to have finished. A short batch is closed when the data is used up and nothing
     is in flight.
     """
-    candidates = [
-        group for group in state.groups if group.finished or not (state.masked or state.order == "first_done")
-    ]
+    if held_up_by(state) is not None:
+        return None
+    finished: Iterable[GroupState] = (group for group in state.groups if group.finished)
     if state.order == "first_done":
-        candidates.sort(key=lambda group: group.ended)
-    batch = candidates[: state.batch_groups]
-    if len(batch) < state.batch_groups:
-        batch = list(state.groups) if state.exhausted else []
-    if not batch or not all(group.finished for group in batch):
+        finished = sorted(finished, key=lambda group: group.ended)
+    batch = list(itertools.islice(finished, state.batch_groups))
+    short = len(batch) < state.batch_groups
+    if not batch or (short and not (state.exhausted and len(batch) == len(state.groups))):
         return None
     return sorted(group.draw for group in batch)
+
+
+def held_up_by(state: RolloutState) -> int | None:
+    """The draw without which no batch can be closed, whatever else finishes: in order, the first of the oldest that is not
+    finished. None = there is none such.
+    """
+    if state.masked or state.order == "first_done":
+        return None
+    oldest = itertools.islice(state.groups, state.batch_groups)
+    return next((group.draw for group in oldest if not group.finished), None)

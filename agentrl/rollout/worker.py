@@ -57,7 +57,7 @@ class EpisodePlayer:
             env_seed=order.env_seed,
             rollout_id=order.rollout_id,
             group_id=order.group_id,
-            env=self.env,
+            env=order.task.env or self.env,
             images=self.images,
             training=order.training,
             env_loops=self._env_loops,
@@ -85,7 +85,7 @@ class RolloutWorker(EpisodePlayer):
             make_renderer(spec.config, spec.model_path),
             make_executor(spec.config, index),
             ImageStore(spec.image_dir),
-            spec.config.env.name or "data",
+            spec.config.env.shown or "data",
         )
 
     async def set_engine(self, index: int, engine: Any) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import tyro
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.config import Config, EngineSection, EnvSection, ModelSection, RewardSection, RolloutSection
+from agentrl.config.checks import check_resumed
 from agentrl.config.dump import to_toml
 from agentrl.config.load import parse_command, read_file, repeat_flags, validated, with_stored_config
 from agentrl.errors import ConfigError
@@ -38,7 +40,7 @@ def write(tmp_path: Path):
 def test_flags_take_dash_and_underscore_and_short_forms() -> None:
     config = parse("--rollout.n_samples", "3", "--rollout.max-new-tokens", "5", "--env", "a", "--algo=grpo")
     assert (config.rollout.n_samples, config.rollout.max_new_tokens) == (3, 5)
-    assert (config.env.name, config.algo.name) == ("a", "grpo")
+    assert (config.env.name, config.algo.name) == (["a"], "grpo")
 
 
 def test_file_keys_take_dash_and_underscore(write) -> None:
@@ -48,7 +50,7 @@ def test_file_keys_take_dash_and_underscore(write) -> None:
 def test_flags_win_over_the_file(write) -> None:
     path = write("[rollout]\nn_samples = 3\nmax_turns = 2\n[env]\nname = 'a'")
     config = parse("--rollout.n-samples", "4", f"--config={path}")
-    assert (config.rollout.n_samples, config.rollout.max_turns, config.env.name) == (4, 2, "a")
+    assert (config.rollout.n_samples, config.rollout.max_turns, config.env.name) == (4, 2, ["a"])
 
 
 def test_a_flag_back_to_its_default_wins_over_the_file(write) -> None:
@@ -91,7 +93,7 @@ def test_an_empty_file_is_no_options(write) -> None:
 def test_no_environment_variable_is_expanded(write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "shown")
     config = parse("--config", write("[env]\nname = '$SECRET'\nopt = ['a=${SECRET}']"), "--run.name", "~/$SECRET")
-    assert (config.env.name, config.env.opt, config.run.name) == ("$SECRET", ["a=${SECRET}"], "~/$SECRET")
+    assert (config.env.name, config.env.opt, config.run.name) == (["$SECRET"], ["a=${SECRET}"], "~/$SECRET")
 
 
 @pytest.mark.parametrize(
@@ -213,10 +215,11 @@ configs = st.builds(
         call_timeout_s=positive,
         max_error_rate=st.floats(0, 1),
     ),
-    engine=st.builds(EngineSection, args=st.lists(text), gpus=st.none() | positive),
+    engine=st.builds(EngineSection, args=st.lists(text), gpus=st.just("auto") | positive),
 )
 
 
+@settings(deadline=None)
 @given(configs)
 def test_what_is_dumped_loads_as_the_same(config: Config) -> None:
     dumped = to_toml(config)
@@ -239,3 +242,22 @@ def test_a_run_goes_on_with_its_own_configuration(tmp_path: Path) -> None:
     assert with_stored_config(["--run.name", "calc"]) == ["--run.name", "calc"]
     with pytest.raises(ConfigError, match=r"there is no run .*nothing-there"):
         with_stored_config(["--resume", "latest", "--run.name", "nothing-there"])
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value", "allowed"),
+    [
+        ("env", "name", "screenshot_math", False),
+        ("algo", "name", "ppo", False),
+        ("run", "seed", 3, False),
+        ("train", "steps", 99, True),
+        ("optim", "lr", 1e-5, True),
+    ],
+)
+def test_what_a_resumed_run_may_change(section: str, key: str, value: Any, allowed: bool) -> None:
+    stored = Config.model_validate({"env": {"name": "calculator_math"}, "run": {"name": "calc"}})
+    changed = stored.model_dump()
+    changed[section][key] = value
+    config = Config.model_validate(changed)
+    with nullcontext() if allowed else pytest.raises(ConfigError, match=rf"began with {section}\.{key} = "):
+        check_resumed(config, stored)

@@ -77,12 +77,14 @@ def test_an_evaluation_is_one_line() -> None:
 def test_plain_lines(mode, terminal) -> None:
     console = screen(terminal)
     with make_reporter(mode, 9, console=console) as reporter:
+        reporter.stage("starting 1 engine")
         reporter.step(EVALUATED)
         reporter.step(STEP)
         reporter.step({**STEP, "eval/pass@1": 0.75})
         reporter.evaluation({**EVALUATED, "step": 9})
     lines = shown(console).splitlines()
     assert [line.split("  ")[0] for line in lines] == [
+        "starting 1 engine …",
         "eval after step 0 (version 0)",
         "step 3/9",
         "step 3/9",
@@ -109,6 +111,13 @@ def test_the_live_table_survives_any_record_and_leaves_the_cursor_on() -> None:
     text = shown(console)
     assert "step 3/9" in text and "0.250" in text and "eval after step 0" in text and "59s left" in text
     assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_the_live_table_says_what_is_waited_for() -> None:
+    console = screen(True)
+    with make_reporter("auto", 9, console=console) as reporter:
+        reporter.stage("starting 1 engine")
+    assert "starting 1 engine …" in shown(console)
 
 
 def test_the_live_table_without_an_end() -> None:

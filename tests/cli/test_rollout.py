@@ -109,6 +109,16 @@ def test_options_reach_the_env_and_its_tasks(rollout) -> None:
     assert lines[0]["task_id"].startswith("easy/") and lines[0]["turns"] == 1
 
 
+def test_two_environments_are_mixed_and_measured_apart(rollout) -> None:
+    options = ["--env.opt", "screenshot_math:level=easy", "--env.weights", 1, 2, "--samples", 2]
+    said, lines = rollout("--env", "calculator_math", "-n", 8, *options)
+    played = {line["group_id"]: line["env"] for line in lines}
+    assert len(lines) == 16 and set(played.values()) == {"screenshot_math", "calculator_math"}
+    assert all(line["env"] == played[line["group_id"]] for line in lines)
+    assert all(("easy/" in line["task_id"]) == (line["env"] == "screenshot_math") for line in lines)
+    assert "env/calculator_math/reward/mean" in said.out and "env/screenshot_math/reward/mean" in said.out
+
+
 def test_a_script_says_what_is_sampled(rollout, write) -> None:
     script = write("script.py", SCRIPT)
     said, lines = rollout(

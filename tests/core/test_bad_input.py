@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl import ConfigError, DataError
-from agentrl.assemble import EnvSource, check_servers, make_reward, make_tasks
+from agentrl.assemble import EnvSource, check_servers, make_executor, make_reward, make_tasks
 from agentrl.checkpoint import read_state
 from agentrl.config import Config
 from agentrl.config.load import validated
@@ -38,6 +38,33 @@ def test_tasks_that_are_none(body: str, message: str, tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=message):
         make_tasks(env_config(tmp_path, source), "train")
+
+
+ENV = """
+class Mine:
+    def __init__(self, word, size=3): ...
+    def reset(self, *, seed=None, options=None): return "say it", {}
+    def step(self, action): return "", 1.0, True, False, {}
+"""
+
+
+def test_an_option_that_an_env_cannot_do_without(tmp_path: Path) -> None:
+    config = env_config(tmp_path, ENV)
+    with pytest.raises(ConfigError, match=r"needs the option 'word': --env.opt word=VALUE"):
+        make_executor(config)
+    given = config.model_copy(update={"env": config.env.model_copy(update={"opt": ["word=yes"]})})
+    make_executor(given)
+
+
+def test_a_class_that_is_no_env(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no environment: the class has no reset and step"):
+        EnvSource(env_config(tmp_path, "class Mine: pass\n"))
+
+
+@pytest.mark.parametrize(("section", "key"), [("train", "steps"), ("optim", "lr"), ("run", "name")])
+def test_a_truth_where_something_else_belongs(section: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{section}.{key} = True: .*it should not be true or false"):
+        validated(Config, {section: {key: True}}, "run.toml")
 
 
 def test_a_reward_that_is_no_function(tmp_path: Path) -> None:

@@ -50,6 +50,13 @@ def test_the_best_and_the_pinned_stay_besides(tmp_path: Path) -> None:
     assert checkpoints.find("best").name == "step_000005"
 
 
+def test_folders_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    shutil.copytree(save(checkpoints, 10), tmp_path / "step_000010_backup")
+    save(checkpoints, 20)
+    assert names(checkpoints) == ["step_000020"] and (tmp_path / "step_000010_backup").is_dir()
+
+
 def test_the_state_comes_back(tmp_path: Path) -> None:
     state = {"version": 4, "next_draw": 9, "reissue": (3, 7), "evaluated": 5, "best": 0.25, "best_step": 2}
     folder = save(Checkpoints(tmp_path, 2), 5, **state)

@@ -9,9 +9,6 @@ import pytest
 
 from agentrl import ConfigError, Task
 from agentrl.rollout.curriculum import Curriculum
-from agentrl.rollout.group import Group
-
-from ..report.builders import episode
 
 
 def source(n: int = 4, *, by_pass_rate: bool = False, retire_after: int = 0, shuffle: bool = False) -> Curriculum:
@@ -23,7 +20,7 @@ def played(tasks: Curriculum, draw: int, *scores: float) -> str:
     """The id of the draw's task, whose group then ends with these scores."""
     task = tasks.at(draw)
     assert task is not None
-    tasks.note(Group(draw, task, len(scores), 0, [episode(s, sample=i) for i, s in enumerate(scores)]))
+    tasks.note(draw, scores)
     return task.id
 
 

@@ -204,8 +204,8 @@ async def test_a_sampled_placeholder_ends_the_episode_there(seeing: Renderer) ->
     assert (row.logprobs[-2:].tolist(), row.versions[-2:].tolist()) == ([-1, -2], [0, 1])
     assert [count for _, _, count in row.images] == [4], "it stands for no image"
     assert (record.finish_reason, record.metrics["renderer/placeholder"]) == ("placeholder", 1.0)
-    assert len(env.actions) == 1, "the env is not asked about it"
-    assert (record.total_reward, record.truncated, env.closed) == (0.5, False, 1)
+    assert len(env.actions) == 2 and record.total_reward == 1.5, "its verdict is what the target is trained with"
+    assert (record.truncated, env.closed) == (False, 1)
 
 
 # ---------------------------------------------------------------------- limits: every way to be truncated

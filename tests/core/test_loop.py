@@ -30,6 +30,7 @@ from agentrl.engines.fleet import EngineFleet
 from agentrl.errors import RunStoppedError
 from agentrl.evaluation import BackgroundEvaluation
 from agentrl.loop import Loop
+from agentrl.report.progress import SilentReporter
 from agentrl.report.read_record import read_held
 from agentrl.report.run_folder import RunFolder
 from agentrl.rollout.dispatcher import Dispatcher
@@ -92,14 +93,6 @@ class Counting:
         pass
 
 
-class Silent:
-    def step(self, record: dict[str, Any]) -> None:
-        pass
-
-    def evaluation(self, record: dict[str, Any]) -> None:
-        pass
-
-
 def reply(request: GenerationRequest) -> Reply:
     """Depends on the seed alone; the delays make episodes overtake each other."""
     seed = request.sampling.seed or 0
@@ -150,7 +143,7 @@ def make_loop(
         BackgroundEvaluation(evaluator),
         Checkpoints(folder / "checkpoints", 2),
         RunFolder(folder),
-        Silent(),
+        SilentReporter(),
         steps,
         state,
     )

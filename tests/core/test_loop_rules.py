@@ -94,7 +94,7 @@ async def test_the_next_update_waits_for_an_evaluation_and_what_is_late_is_count
 
     def script(request: GenerationRequest) -> Reply:
         if request.sampling.seed in first_turns:
-            return Reply([3, 1], delay_s=0.15, hang=request.sampling.seed == hanging)
+            return Reply([3, 1], delay_s=0.05, hang=request.sampling.seed == hanging)
         return uneven(request)
 
     more = {"eval": {"every": 2}, "rollout": {"n_samples": 3, "sampler": "in_order"}}
@@ -103,7 +103,7 @@ async def test_the_next_update_waits_for_an_evaluation_and_what_is_late_is_count
     for run in (plain, loop):
         run.folder.begin("", None)
     await plain.run()
-    loop.evaluation.evaluator = evaluated(engine, loop.dispatcher.player, timeout_s=0.4)  # type: ignore[attr-defined]
+    loop.evaluation.evaluator = evaluated(engine, loop.dispatcher.player, timeout_s=1.5)  # type: ignore[attr-defined]
     await loop.run()
     assert what_was_trained(trainer.batches) == what_was_trained(before.batches)
     lines = [json.loads(line) for line in loop.folder.metrics.open()]
@@ -125,6 +125,8 @@ async def test_the_best_evaluated_checkpoint_is_marked_and_stays(tmp_path: Path)
     scores = iter([0.2, 0.1, 0.9, 0.3, 0.4, 0.5])
 
     class Scripted:
+        episodes = 1
+
         async def run(self) -> dict[str, float]:
             await asyncio.sleep(0)
             return {"eval/score/mean": next(scores), "eval/reward/mean": 0.0}

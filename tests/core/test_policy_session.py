@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,17 +16,11 @@ from agentrl.policy_ask import Ask, BadAskError, ContextLengthError, SessionEnde
 from agentrl.policy_session import Call, PolicySession, Turn
 from agentrl.reward import Verdict
 
-from .templates import FAMILIES, TOOL
+from .sampled import END, TOKENIZER, Sample, logprobs_of, sample_number, spelled, trained_samples
+from .templates import TOOL
 
-TOKENIZER = FAMILIES["chatml"].tokenizer()
 RENDERER = Renderer(TOKENIZER)
-END = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 WIDE = Limits(max_turns=10_000, max_new_tokens=64, max_len=10**6, max_total_tokens=10**6)
-
-
-def spelled(text: str) -> list[int]:
-    """The ids of a text letter by letter: another spelling than the tokenizer's own."""
-    return [i for letter in text for i in TOKENIZER(letter, add_special_tokens=False).input_ids]
 
 
 def user(text: str) -> dict[str, Any]:
@@ -38,7 +31,7 @@ class Rollout:
     """A session on a scripted engine; `say(i)` is the text of the i-th request's reply."""
 
     def __init__(self, say: Callable[[int], str], *, limits: Limits = WIDE, sampling: Any = "force", **reply: Any):
-        self.sampled: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self.sampled: list[Sample] = []
         self.say, self.reply = say, reply
         self.engine = ScriptedEngine(self._script)
         self.record = Trajectory(Task("t"))
@@ -50,7 +43,7 @@ class Rollout:
         i = len(self.sampled)
         ids = (*spelled(self.say(i)), END)
         self.sampled.append((request.token_ids, ids))
-        return Reply(ids, [-(i + 1) - k / 1024 for k in range(len(ids))], **self.reply)
+        return Reply(ids, logprobs_of(i, len(ids)), **self.reply)
 
     def ask(self, *messages: Any, fingerprint: str = "", **options: Any) -> Call:
         retry = {name: options.pop(name) for name in ("retried", "key") if name in options}
@@ -68,26 +61,11 @@ class Rollout:
         return (await self.turns(*messages, **options))[0]
 
     def trained(self) -> list[int]:
-        """Which samples are trained, over all rows: told by their log-probabilities, each after the context it had."""
-        found = []
-        for row in self.record.rows():
-            mask = np.concatenate([[False], row.loss_mask, [False]]).astype(int)
-            for start, end in zip(*(np.flatnonzero(np.diff(mask) == way) for way in (1, -1)), strict=True):
-                i = sample_number(row.logprobs[start])
-                ids = tuple(row.token_ids.tolist())
-                assert (ids[:start], ids[start:end]) == self.sampled[i]
-                assert np.allclose(row.logprobs[start:end], [-(i + 1) - k / 1024 for k in range(end - start)])
-                found.append(i)
-        return sorted(found)
+        return trained_samples(self.record, self.sampled)
 
     @property
     def all(self) -> list[int]:
         return list(range(len(self.sampled)))
-
-
-def sample_number(logprob: float) -> int:
-    """Which sample a reply is, from its first log-probability."""
-    return -round(float(logprob)) - 1
 
 
 def echoed(turn: Turn) -> dict[str, Any]:

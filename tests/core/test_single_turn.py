@@ -17,17 +17,21 @@ from PIL import Image as PILImage
 
 from agentrl import (
     ConfigError,
+    EnvError,
     Image,
     InfrastructureError,
     Limits,
     Renderer,
     Reply,
+    RolloutContext,
+    Sampling,
     ScriptedEngine,
     SingleTurnExecutor,
     Task,
     Trajectory,
     run_episode,
 )
+from agentrl.env_loop import EnvLoops
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 RenderersOf = Callable[..., Renderer]
@@ -207,12 +211,12 @@ async def test_a_prompt_that_does_not_fit(chat: Renderer) -> None:
     assert "rollout.max_len is 5" in str(record.error)
 
 
-async def test_a_sampled_placeholder_gets_no_verdict(renderer_of: RenderersOf) -> None:
+async def test_a_sampled_placeholder_ends_the_reply_and_is_judged_with_it(renderer_of: RenderersOf) -> None:
     renderer = renderer_of("vision")
     (pad,) = renderer.tokenizer("<|image_pad|>").input_ids
     record = await judged(renderer, lambda: 1.0, Reply([5, pad, 6]))
     (row,) = record.rows()
-    assert (row.token_ids[-1], row.loss_mask[-1], record.total_reward) == (pad, True, None)
+    assert (row.token_ids[-1], row.loss_mask[-1], record.total_reward) == (pad, True, 1.0)
     assert (record.finish_reason, record.metrics) == ("placeholder", {"renderer/placeholder": 1.0})
 
 
@@ -270,3 +274,26 @@ async def test_the_rewards(chat: Renderer) -> None:
     assert (right.total_reward, right.score, right.metrics) == (1.0, 1.0, {"numbers": 3.0})
     silent = await judged(chat, module.last_number, "no idea<|im_end|>", task=task)
     assert (silent.error, silent.total_reward) == (None, None)
+
+
+async def test_a_reward_that_blocks_is_blamed_and_the_workers_loop_goes_on(chat: Renderer) -> None:
+    released, ticks = threading.Event(), 0
+
+    async def blocks(completion: str) -> float:
+        released.wait(20)
+        return 1.0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    limits = Limits(call_timeout_s=0.3)
+    ctx = RolloutContext(ScriptedEngine([]), chat, Sampling(), limits, 0, env_loops=EnvLoops(grace_s=0.2))
+    ticking = asyncio.create_task(tick())
+    with pytest.raises(EnvError, match="reward blocks blocked the event loop"):
+        await SingleTurnExecutor(blocks).judge(Task("t"), "x", ctx, Trajectory(Task("t")))
+    ticking.cancel()
+    released.set()
+    assert ticks > 5

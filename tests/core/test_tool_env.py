@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from agentrl import Action, EnvError, Image, InfrastructureError, Task, Text, ToolCall, ToolEnv, tool
 from agentrl.engines.hermes import malformed_call, parse_hermes, tool_call
 from agentrl.env_check import check
+from agentrl.env_session import EnvSession
 from agentrl.registry import is_async_env, load_object
 from agentrl.tool_env import as_content
 
@@ -547,3 +548,24 @@ def test_the_example_passes_the_check() -> None:
 def test_malformed_call_without_a_name_says_so() -> None:
     observation, *_ = started(Adder()).step(said(malformed_call("{oops")))
     assert observation[0]["content"] == "Error: the arguments are not a JSON object."
+
+
+async def test_a_tool_that_never_returns_is_counted_as_a_lost_thread() -> None:
+    released = threading.Event()
+
+    class Hanging(ToolEnv):
+        @tool
+        def wait(self) -> str:
+            """Wait for what does not come."""
+            released.wait(30)
+            return "late"
+
+        async def reward(self, answer: Action) -> float:  # type: ignore[override]
+            return 1.0
+
+    async with EnvSession(Hanging, 0.3, "hanging") as session:
+        await session.reset(0, {"task": Task("t", "go")})
+        with pytest.raises(EnvError, match=r"took longer than 0\.3 s"):
+            await session.step(Action("", tool_calls=[ToolCall("1", "wait", {}, "{}")]))
+        assert session.abandoned
+    released.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,9 @@ def test_amending_adds_to_the_newest_step(folder: RunFolder) -> None:
 def test_amending_a_step_without_a_record_makes_one(folder: RunFolder) -> None:
     folder.amend_metrics({"step": 0, "b": 2})
     folder.amend_metrics({"step": 1, "b": 3})
-    assert lines(folder.metrics) == [{"step": 0, "b": 2}, {"step": 1, "b": 3}]
+    first, second = lines(folder.metrics)
+    assert (first.pop("time"), second.pop("time")) == (pytest.approx(time.time(), abs=60),) * 2
+    assert (first, second) == ({"step": 0, "b": 2}, {"step": 1, "b": 3})
 
 
 def test_rewinding_moves_later_records_aside(folder: RunFolder) -> None:

@@ -21,6 +21,7 @@ from agentrl.engines.fleet import EngineFleet
 from agentrl.evaluation import BackgroundEvaluation, Evaluator
 from agentrl.loop import Loop
 from agentrl.replay import RecordedBatches
+from agentrl.report.progress import SilentReporter
 from agentrl.report.read_record import read_held
 from agentrl.report.run_folder import RunFolder
 from agentrl.rollout.dispatcher import Dispatcher
@@ -94,14 +95,6 @@ class InProcess:
         self.trainer.close()
 
 
-class Silent:
-    def step(self, record: dict[str, Any]) -> None:
-        pass
-
-    def evaluation(self, record: dict[str, Any]) -> None:
-        pass
-
-
 async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int, replay: Path | None) -> None:
     """From the newest checkpoint, or from the start, to the end or to `dies_in`; on what `replay` holds if it is given."""
     from agentrl.trainers.policy_trainer import PolicyTrainer
@@ -141,7 +134,7 @@ async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int, repla
         Dispatcher(config, player, source, LIMITS, ledger) if replay is None else RecordedBatches(replay, state.step)
     )
     loop = Loop(
-        config, batches, sync, BackgroundEvaluation(evaluator), checkpoints, folder, Silent(), STEPS, state
+        config, batches, sync, BackgroundEvaluation(evaluator), checkpoints, folder, SilentReporter(), STEPS, state
     )  # fmt: skip
     if resumed is not None:
         await loop.restore(resumed)

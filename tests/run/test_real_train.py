@@ -87,8 +87,8 @@ def test_tools_with_grpo_and_one_version_of_lag(tmp_path: Path) -> None:
 
 
 def test_what_is_trained_is_what_the_engine_sampled(tmp_path: Path) -> None:
-    """The scripted engine in the whole machinery, PPO with a KL and a loss from a file: every trained row is spelled by the
-    script.
+    """The scripted engine in the whole machinery, two environments, PPO with a KL and a loss from a file: every trained row
+    is spelled by the script.
     """
     script = tmp_path / "script.py"
     script.write_text(
@@ -98,11 +98,20 @@ def test_what_is_trained_is_what_the_engine_sampled(tmp_path: Path) -> None:
         "    ids = [10 + (seed >> shift) % 200 for shift in range(0, 24, 8)]\n"
         "    return Reply([*ids, 503], [-0.5] * 4)\n"
     )
-    options = ["--env", "screenshot_math", "--engine", "scripted", "--engine.script", f"{script}:reply"]
-    sizes = ["--train.batch-groups", "2", "--rollout.n-samples", "2", "--train.steps", "2", "--eval.no-enable"]
+    options = [
+        "--env",
+        "screenshot_math",
+        "calculator_math",
+        "--engine",
+        "scripted",
+        "--engine.script",
+        f"{script}:reply",
+    ]
+    sizes = ["--train.batch-groups", "2", "--rollout.n-samples", "2", "--train.steps", "2", "--eval.tasks", "2"]
     algorithm = ["--algo", "ppo", "--algo.kl.coef", "0.01", "--algo.trust", f"{EXAMPLES / 'custom_loss.py'}:soft"]
     records = train(tmp_path, *options, *sizes, *algorithm, "--run.seed", "5")
-    assert all({"critic/loss", "kl/ref", "kl/coef"} <= record.keys() for record in records)
+    assert all({"critic/loss", "kl/ref", "kl/coef"} <= record.keys() for record in records[1:])
+    check_mixture(records, rollouts(tmp_path), ["screenshot_math", "calculator_math"])
     assert all((folder / "critic").is_dir() for folder in (tmp_path / "run" / "checkpoints").glob("step_*"))
     from agentrl.seeds import derive, sampling_seed
 
@@ -111,3 +120,16 @@ def test_what_is_trained_is_what_the_engine_sampled(tmp_path: Path) -> None:
         seeds = [derive(sampling_seed(5, line["draw"], line["sample"]), turn) for turn in range(line["turns"])]
         spelled = [[*(10 + (seed >> shift) % 200 for shift in range(0, 24, 8)), 503] for seed in seeds]
         assert trained == [token for turn in spelled for token in turn]
+
+
+def check_mixture(records: list[dict[str, Any]], lines: list[dict[str, Any]], envs: list[str]) -> None:
+    """Both environments are evaluated, each step measures those it trained, and a group is of one of them."""
+    for record in (records[0], records[-1]):
+        assert {f"eval/env/{env}/reward/mean" for env in envs} < record.keys()
+        assert record["eval/episodes"] == sum(record[f"eval/env/{env}/episodes"] for env in envs) == 2 * len(envs)
+    played = {line["group_id"]: line["env"] for line in lines}
+    assert set(played.values()) == set(envs)
+    assert all(line["env"] == played[line["group_id"]] for line in lines)
+    for record in records[1:]:
+        trained = {line["env"] for line in lines if line["step"] == record["step"] and line["outcome"] == "trained"}
+        assert {env for env in envs if f"env/{env}/reward/mean" in record} == trained

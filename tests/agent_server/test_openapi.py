@@ -1,0 +1,102 @@
+"""What each server says of itself, and what it does with bodies made from that: answers below 500, in time."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from agentrl.agent_server import agent_app
+from agentrl.agent_server.env_app import env_app
+from agentrl.agent_server.policy_app import policy_app
+from agentrl.agent_server.policy_desk import OpenDesk
+from agentrl.agent_server.reward_app import reward_app
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from agentrl import Limits, Renderer, Reply, RolloutContext, Sampling, ScriptedEngine, Task, Trajectory
+from agentrl.policy_session import PolicySession
+
+from ..background import background
+from ..core.sampled import END, TOKENIZER, spelled
+from .test_fuzz import Still
+
+EACH = 6
+ENOUGH_S = 20
+LIMITS = Limits(max_turns=10, max_new_tokens=50, max_len=2000)
+
+
+class FreshRollouts(OpenDesk):
+    """Every request opens a rollout of its own, which takes rewards."""
+
+    scored = True
+
+
+def policy() -> Any:
+    renderer = Renderer(TOKENIZER)
+    engine = ScriptedEngine(lambda request: Reply((*spelled("yes"), END)))
+
+    def fresh() -> PolicySession:
+        return PolicySession(RolloutContext(engine, renderer, Sampling(), LIMITS, seed=0), Trajectory(Task("t")))
+
+    return policy_app(FreshRollouts("policy", LIMITS.max_len, renderer, fresh))
+
+
+async def agent(task: Task, client: Any) -> float:
+    return 1.0
+
+
+SERVERS = {
+    "env": lambda: env_app({"still": Still}),
+    "policy": policy,
+    "reward": lambda: reward_app(lambda completions: [0.0] * len(completions)),
+    "agent": lambda: agent_app(agent),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SERVERS)
+def test_bodies_made_from_the_description_are_answered(name: str) -> None:
+    """Names in paths are random, and then those of what is there."""
+    with background(SERVERS[name]()) as url, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
+        known = _known(name, url)
+        seen: set[int] = set()
+        for found in schema.get_all_operations():
+            operation = found.ok()
+            there = {part: value for part, value in known.items() if f"{{{part}}}" in operation.path}
+            for mode in GenerationMode:
+                _try(operation.as_strategy(generation_mode=mode), seen)
+            if there:
+                _try(operation.as_strategy(path_parameters=there), seen)
+        assert requests.get(f"{url}/health", timeout=ENOUGH_S).text == "ok"
+    assert 200 in seen and any(400 <= status < 500 for status in seen)
+
+
+def _known(name: str, url: str) -> dict[str, str]:
+    if name != "env":
+        return {}
+    opened = requests.post(f"{url}/v1/sessions", json={"env": "still"}, timeout=ENOUGH_S).json()
+    return {"name": "still", "session_id": opened["session_id"]}
+
+
+def _try(cases: Any, seen: set[int]) -> None:
+    few = settings(max_examples=EACH, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+
+    @few
+    @given(case=cases)
+    def answered(case: Any) -> None:
+        response = case.call(timeout=ENOUGH_S)
+        seen.add(response.status_code)
+        assert response.status_code < 500, (case.as_curl_command(), response.text)
+        if response.status_code >= 400:
+            assert json.loads(response.text)["error"], response.text
+
+    with suppress(Unsatisfiable):  # an operation that takes nothing can be asked nothing wrong
+        answered()

@@ -1,0 +1,67 @@
+"""Names of vLLM's, known without importing it: what is not one of them is refused before anything starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import ConfigError
+from agentrl.config import Config
+from agentrl.config.checks import check_engine
+from agentrl.engines.vllm_names import check_vllm_names, engine_argument_names, tool_parser_names
+from agentrl.engines.vllm_options import VLLMOptions, engine_arguments, environment, parallel_sizes, parse_engine_args
+
+
+def check(args: list[str], **model: Any) -> None:
+    check_vllm_names(Config.model_validate({"engine": {"args": args}, "model": model}))
+
+
+def test_what_vllm_knows_passes() -> None:
+    check(["tensor_parallel_size=2", "max-num-batched-tokens=4096", "block_size=32"], tool_parser="qwen3_xml")
+    check([], tool_parser="json")
+    assert len(engine_argument_names()) > 100 and len(tool_parser_names()) > 20
+
+
+@pytest.mark.parametrize(
+    ("args", "model", "said"),
+    [
+        (["tensor_paralel_size=2"], {}, "no such argument. Did you mean tensor_parallel_size"),
+        (["logprobs_mode=raw_logits"], {}, "logprobs_mode: training needs"),
+        ([], {"tool_parser": "hermess"}, "no such tool parser. Did you mean hermes"),
+    ],
+)
+def test_another_name_is_refused_with_the_nearest(args: list[str], model: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(args, **model)
+
+
+def test_they_are_for_vllm_alone() -> None:
+    config = Config.model_validate({"engine": {"name": "scripted", "args": ["block_size=32"], "script": "s.py:f"}})
+    with pytest.raises(ConfigError, match=r"--engine.args is not used with --engine scripted"):
+        check_engine(config, ("vllm", "scripted"))
+
+
+def test_an_engine_that_is_spread_over_devices_runs_a_process_on_each() -> None:
+    sizes = parallel_sizes(parse_engine_args(["tensor-parallel-size=2", "pipeline_parallel_size=3"]))
+    options = VLLMOptions("m", engine_args={"block_size": 32}, **sizes)
+    assert options.devices == 6
+    arguments = engine_arguments(options)
+    assert (arguments["tensor_parallel_size"], arguments["pipeline_parallel_size"]) == (2, 3)
+    assert arguments["distributed_executor_backend"] == "mp" and arguments["block_size"] == 32
+    assert environment(options)["VLLM_ENABLE_V1_MULTIPROCESSING"] == "1"
+    with pytest.raises(ConfigError, match="tensor_parallel_size=two"):
+        parallel_sizes(parse_engine_args(["tensor_parallel_size=two"]))
+
+
+def test_the_command_says_it_before_anything_loads(tmp_path: Path) -> None:
+    program = "import sys; from agentrl.cli.main import run; code = run(sys.argv[1:]); "
+    program += "loaded = {'torch', 'vllm', 'ray', 'transformers'} & set(sys.modules); sys.exit(99 if loaded else code)"
+    command = ["train", "--env", "screenshot_math", "--engine.args", "blocksize=3"]
+    done = subprocess.run([sys.executable, "-c", program, *command], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert "--engine.args blocksize" in done.stderr and "block_size" in done.stderr
+    assert not list(tmp_path.iterdir())
