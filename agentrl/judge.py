@@ -141,7 +141,8 @@ class Judge:
         why = ""
         for attempt in range(self._file.retries + 1):
             if not self._answers.pay():
-                return self._gave_up(f"max_calls {self._file.max_calls} are used up")
+                why = f"max_calls {self._file.max_calls} are used up"
+                break
             try:
                 timeout = aiohttp.ClientTimeout(self._file.timeout_s)
                 async with (
@@ -161,7 +162,8 @@ class Judge:
                 break
             if attempt < self._file.retries:
                 await asyncio.sleep(min(BACKOFF_S * 2**attempt, MAX_BACKOFF_S))
-        return self._gave_up(why)
+        self._gave_up(why)
+        return None
 
     def _gave_up(self, why: str) -> None:
         """Said once for each cause: the episodes carry it as judge/failed."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..config import SftConfig
 from ..image_store import ImageStore
@@ -94,7 +95,7 @@ def _spells(episode: EpisodeResult, renderer: Renderer) -> bool:
     rows = [row for row in episode.rows if row.loss_mask.any()]
     if not rows or not replies:
         return True
-    sampled = rows[-1].token_ids[rows[-1].loss_mask].tolist()
+    sampled = rows[-1].token_ids[_last_turn(rows[-1].loss_mask)].tolist()
     if max(rows[-1].token_ids.tolist()) >= len(renderer.tokenizer):
         return False
     reply = replies[-1].get("content") or ""
@@ -114,13 +115,19 @@ def _spellings(
 
 
 def _of_row(row: Row, images: ImageStore, config: SftConfig) -> Spelling:
-    mask = row.loss_mask.copy()
-    if config.sft.turns == "last" and mask.any():
-        breaks = np.flatnonzero(~mask[: np.flatnonzero(mask)[-1]])
-        mask[: breaks[-1] + 1 if len(breaks) else 0] = False
+    mask = _last_turn(row.loss_mask) if config.sft.turns == "last" else row.loss_mask
     pictures = tuple(images.get(sha) for sha, _, _ in row.images)
     whole = Spelling(tuple(row.token_ids.tolist()), tuple(mask.tolist()), tuple(row.images), pictures)
     return whole.cut(len(whole))
+
+
+def _last_turn(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The last run of trained tokens alone."""
+    trained = np.flatnonzero(mask)
+    last = mask.copy()
+    breaks = np.flatnonzero(~mask[: trained[-1]]) if len(trained) else trained
+    last[: breaks[-1] + 1 if len(breaks) else 0] = False
+    return last
 
 
 def _with_pictures(message: Mapping[str, Any], images: ImageStore) -> dict[str, Any]:
