@@ -126,6 +126,16 @@ class Backend:
         with deepspeed.zero.GatheredParameters(sharded, enabled=self.stage == 3 and bool(sharded)):
             yield
 
+    @contextmanager
+    def loading(self, universal: bool) -> Iterator[None]:
+        """Inside, a checkpoint is read as one for any number of ranks, where it is `universal`."""
+        config = self.engine._config
+        before, config.load_universal_checkpoint = config.load_universal_checkpoint, universal
+        try:
+            yield
+        finally:
+            config.load_universal_checkpoint = before
+
     def close(self) -> None:
         """Leave the process group."""
         self.engine.destroy()

@@ -20,6 +20,8 @@ from .models import TEXT
 TAG = "trainer"
 """The checkpoint's folder of the trainer."""
 _ABOUT = "policy.json"
+UNIVERSAL = "universal"
+"""The file that marks a checkpoint for any number of ranks."""
 
 
 @dataclass
@@ -79,21 +81,26 @@ def save_state(backend: Backend, counters: Counters, about: About, folder: Path)
 
 
 def load_state(backend: Backend, about: About, folder: Path) -> Counters:
-    """Restore what `save_state` wrote. Raises DataError: nothing there, or written by another number of ranks, by another
-    ZeRO stage, or with other adapters.
+    """Restore what `save_state` wrote. Raises DataError: nothing there, or written by another number of ranks (unless the
+    checkpoint is a universal one), by another ZeRO stage, or with other adapters.
     """
-    ranks = dist.get_world_size()
-    if not _rank_file(folder).is_file() or _rank_file(folder, ranks).is_file():
-        raise DataError(f"{folder} holds no trainer state of {ranks} rank(s)")
+    ranks, universal = dist.get_world_size(), (folder / TAG / UNIVERSAL).is_file()
+    if not universal and (not _rank_file(folder).is_file() or _rank_file(folder, ranks).is_file()):
+        raise DataError(
+            f"{folder} holds no trainer state of {ranks} rank(s); `agentrl ckpt universal {folder} OUT` makes one for any "
+            "number of ranks"
+        )
     stored = About.read(folder)
     if stored.stage != about.stage:
         raise DataError(f"{folder} was written at --parallel.zero-stage {stored.stage}, not {about.stage}")
     if stored.lora != about.lora:
         raise DataError(f"{folder} was written with other --lora options: {stored.lora}, not {about.lora}")
-    path, state = backend.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not about.adapted)
+    with backend.loading(universal and stored.stage > 0):
+        path, state = backend.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not about.adapted)
     if path is None:
         raise DataError(f"{folder} holds no trainer state that DeepSpeed can read")
-    _restore_random_state(torch.load(_rank_file(folder), weights_only=False))
+    if not universal:
+        _restore_random_state(torch.load(_rank_file(folder), weights_only=False))
     return Counters(**state["counters"])
 
 

@@ -13,6 +13,8 @@ from ..config import Config, OptimSection
 from ..errors import DataError
 from ..trajectory import Row
 from .backend import Backend, Offload
+from .checkpoint import TAG as CHECKPOINT
+from .checkpoint import UNIVERSAL
 from .models import trunk_states
 from .optimizers import learning_rate, make_optimizer
 from .packing import Pack
@@ -20,7 +22,7 @@ from .reading import Reader, check_vocabulary, compute_dtype, open_model
 
 LR_RATIO = 5.0
 """Times the policy's learning rate, where none is given: the head starts from nothing and has no ratio to hold it back."""
-_TAG = "critic"
+TAG = "critic"
 
 
 class ValueModel(nn.Module):
@@ -77,11 +79,14 @@ class Critic:
 
     def save(self, folder: Path) -> None:
         """Weights and optimizer into `folder/critic`. All ranks together."""
-        self.backend.engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        self.backend.engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
 
     def load(self, folder: Path) -> None:
         """What `save` wrote. Raises DataError when there is none."""
-        if not (folder / _TAG).is_dir() or self.backend.engine.load_checkpoint(str(folder), tag=_TAG)[0] is None:
+        universal = (folder / CHECKPOINT / UNIVERSAL).is_file() and self.backend.stage > 0
+        with self.backend.loading(universal):
+            found = (folder / TAG).is_dir() and self.backend.engine.load_checkpoint(str(folder), tag=TAG)[0] is not None
+        if not found:
             raise DataError(f"{folder} holds no critic: the checkpoint is of a run without one.")
 
     def close(self) -> None:

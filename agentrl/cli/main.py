@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "serve a policy, environments or a reward function over HTTP",
     "envs": "list, show, check and start environments",
     "init": "make agentrl's own tiny policies: tiny-vlm, tiny-text",
+    "ckpt": "make a checkpoint ready for another number of trainer ranks",
     "export": "write the policy of a checkpoint as a Hugging Face folder",
     "status": "show what a run is doing and what it waits for",
     "doctor": "say what this machine can run",
