@@ -185,8 +185,10 @@ def make_tasks(config: Config, split: str) -> Iterable[Task]:
     for both, else from the environment.
     """
     evaluation = split != "train"
-    if config.data.path is not None:
-        return () if evaluation and config.data.test_path is None else load_tasks(config.data, evaluation=evaluation)
+    if config.data.path:
+        if evaluation and not config.data.test_path:
+            return ()
+        return load_tasks(config.data, evaluation=evaluation, seed=config.run.seed)
     if config.env.name is None:
         return ()
     return EnvSource(config).tasks(split)

@@ -22,13 +22,16 @@ MAX_DRAWN_TASKS = 10_000
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do. `row` is the whole dataset row, with the types it was stored with; `label` reaches the env unchanged."""
+    """One thing to do. `row` is the whole dataset row, with the types it was stored with; `label` reaches the env unchanged.
+    `tools` are OpenAI function schemas that the row brings.
+    """
 
     id: str
     prompt: str | list[dict[str, Any]] | None = None
     label: Any = None
     images: tuple[Image, ...] = ()
     row: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 class ChatSpace(spaces.Space[Any]):

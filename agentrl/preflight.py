@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .assemble import EnvSource, check_servers, episode_limits, make_executor, make_renderer, make_tasks
 from .config import Config
+from .data import RowTasks
+from .data.lengths import fits
 from .engine import Limits
 from .env import Task
 from .env_session import EnvSession
@@ -17,6 +19,7 @@ from .errors import ConfigError, DataError, EnvError
 from .messages import Message, message_images, normalize
 from .model_folder import max_positions, model_config, takes_images
 from .renderer import Renderer
+from .single_turn import opening
 from .step_info import whole_number
 
 log = logging.getLogger(__name__)
@@ -24,15 +27,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EnvFacts:
-    """What the first episode of a run looks like. `opening` is None when the env failed: the run will count that."""
+    """What the first episode of a run looks like. `opening` is None when the env failed: the run will count that.
+    `images` = pictures in one opening, at most.
+    """
 
     opening: list[Message] | None
     tools: Sequence[dict[str, Any]] = ()
     max_turns: int | None = 1
+    images: int = 0
 
-    @property
-    def images(self) -> int:
-        return len(message_images(self.opening or []))
+    @classmethod
+    def of(cls, opening: list[Message], tools: Sequence[dict[str, Any]] = (), max_turns: int | None = 1) -> EnvFacts:
+        return cls(opening, tools, max_turns, len(message_images(opening)))
 
 
 @dataclass(frozen=True)
@@ -66,23 +72,39 @@ async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> 
     make_executor(config)
     await check_servers(config)
     tasks = make_tasks(config, "train")
+    held_out = make_tasks(config, config.eval.split) if config.eval.enable else ()
     first, tasks = _peek(tasks, config)
-    facts = await probe(config, first)
+    facts = _with_most_images(await probe(config, first), tasks, held_out)
     model_path = choose_model(facts)
     shape = model_config(model_path)
     if facts.images and not takes_images(shape):
         raise ConfigError(
-            f"{config.env.name or config.data.path} shows images, and {model_path} is a text model "
+            f"{config.env.name or ', '.join(config.data.path)} shows images, and {model_path} is a text model "
             f"({shape.get('model_type', 'unknown type')}). Pass an image model with --model."
         )
     limits = _within_model(episode_limits(config, facts.max_turns), shape, config)
     renderer = make_renderer(config, model_path)
-    _check_opening(renderer, facts, limits)
-    held_out = (
-        list(itertools.islice(make_tasks(config, config.eval.split), config.eval.tasks)) if config.eval.enable else []
-    )
+    if config.env.name is None and not config.agent.name:
+        tasks, held_out = (_short(some, renderer, limits, config) for some in (tasks, held_out))
+    else:
+        _check_opening(renderer, facts, limits)
+    evaluated = list(itertools.islice(held_out, config.eval.tasks))
     stop_ids = tuple(sorted({*renderer.stop_ids, *renderer.placeholder_ids}))
-    return Ready(config, model_path, tasks, held_out, facts, limits, stop_ids)
+    return Ready(config, model_path, tasks, evaluated, facts, limits, stop_ids)
+
+
+def _with_most_images(facts: EnvFacts, *tasks: Iterable[Task]) -> EnvFacts:
+    """The facts with as many images as the row has that has most."""
+    most = [some.max_images for some in tasks if isinstance(some, RowTasks)]
+    return replace(facts, images=max([facts.images, *most]))
+
+
+def _short(tasks: Iterable[Task], renderer: Renderer, limits: Limits, config: Config) -> Iterable[Task]:
+    """The tasks whose prompt leaves room for a reply."""
+    if not isinstance(tasks, RowTasks):
+        return tasks
+    most = config.data.max_prompt_len or limits.max_len - 1
+    return tasks.keep(fits(renderer, most), f"longer than {most} tokens")
 
 
 def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
@@ -94,7 +116,7 @@ def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
         stream = iter(tasks)
         for first in stream:
             return first, itertools.chain([first], stream)
-    if config.env.name is None or config.data.path is not None:
+    if config.env.name is None or config.data.path:
         raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
     raise ConfigError(f"{config.env.name} brings no tasks for split 'train': define tasks(), or pass --data.path FILE.")
 
@@ -102,24 +124,20 @@ def _peek(tasks: Iterable[Task], config: Config) -> tuple[Task, Iterable[Task]]:
 async def probe(config: Config, task: Task) -> EnvFacts:
     """Reset one env on the first task and look. An env that fails here is left to the run, which counts failures."""
     if config.agent.name:
-        return EnvFacts(_task_messages(task), max_turns=None)
+        return EnvFacts.of(opening(task), task.tools, max_turns=None)
     if config.env.name is None:
-        return EnvFacts(_task_messages(task))
+        return EnvFacts.of(opening(task), task.tools)
     session = EnvSession(EnvSource(config).make, config.rollout.call_timeout_s, config.env.name)
     try:
         async with session:
             observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
             tools = await session.attribute("tools", ()) or ()
             turns = await session.attribute("max_turns", None)
-            return EnvFacts(normalize(observation), tools, None if turns is None else whole_number("max_turns", turns))
+            limit = None if turns is None else whole_number("max_turns", turns)
+            return EnvFacts.of(normalize(observation), tools, limit)
     except (EnvError, DataError) as error:
         log.warning("the environment failed on its first task: %s", error)
         return EnvFacts(None, (), None)
-
-
-def _task_messages(task: Task) -> list[Message]:
-    parts: list[Any] = [*task.images, task.prompt] if isinstance(task.prompt, str) else []
-    return normalize(parts) if parts else normalize(task.prompt or "")
 
 
 def _within_model(limits: Limits, shape: dict[str, Any], config: Config) -> Limits:

@@ -37,8 +37,8 @@ class SingleTurnExecutor(AgentExecutorBase):
 
     async def execute(self, task: Task, ctx: RolloutContext) -> Trajectory:
         record = ctx.trajectory or ctx.begin(task)
-        messages = _opening(task)
-        prompt = ctx.renderer.start(messages)
+        messages = opening(task)
+        prompt = ctx.renderer.start(messages, task.tools)
         ctx.keep_images(prompt.images)
         record.messages += messages
         if prompt.escaped:
@@ -113,7 +113,7 @@ class _Ask:
             thread.end()
 
 
-def _opening(task: Task) -> list[Message]:
+def opening(task: Task) -> list[Message]:
     """The messages of a task: its prompt, with its images in front where the prompt is a plain string."""
     if isinstance(task.prompt, str):
         parts: list[Any] = [Image(image) for image in task.images]

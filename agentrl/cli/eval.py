@@ -103,7 +103,7 @@ def settings(command: EvalCommand) -> Config:
     if 0 < n < max(ks):
         raise ConfigError(f"pass@{max(ks)} needs --eval.n of at least {max(ks)}, not {n}.")
     data = command.data.model_dump()
-    if command.data.path is not None and command.data.test_path is None:
+    if command.data.path and not command.data.test_path:
         data["test_path"] = command.data.path
     return command.settings(eval={**command.eval.model_dump(), "enable": True, "n": n or max(ks)}, data=data)
 

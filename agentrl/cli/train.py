@@ -170,5 +170,5 @@ def run_folder(config: Config) -> tuple[RunFolder, Path | None]:
 
 
 def _fresh_name(config: Config) -> str:
-    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.name or Path(config.data.path or "data").stem).strip("-")
+    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.name or Path((config.data.path or ["data"])[0]).stem).strip("-")
     return f"{what}-{config.algo.name.rpartition(':')[2]}-{time.strftime('%m%d-%H%M%S')}"
