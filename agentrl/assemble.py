@@ -17,6 +17,8 @@ from .errors import AgentRLError, ConfigError
 from .executor import AgentExecutorBase
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
+from .openrlhf.executor import OpenRLHFExecutor
+from .openrlhf.load import agent_executor, is_file, load_file, reward_function
 from .registry import accepted_options, is_url, load_object, resolve_env, suggest
 from .renderer import Renderer
 from .reward_client import check_reward_servers, served_reward
@@ -127,7 +129,9 @@ def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
     """The reward function of `path/to/file.py:function`, or one that asks a reward server."""
     if is_url(spec):
         return served_reward(spec, read_token(token_file, "--env.token-file"))
-    function: Callable[..., Any] = load_object(spec)
+    if is_file(spec):
+        return reward_function(spec)
+    function: Callable[..., Any] = load_object(spec, load_file)
     if not callable(function):
         raise ConfigError(f"--reward {spec} is {type(function).__name__}, no function.")
     return function
@@ -160,7 +164,9 @@ def _agent_executor(config: Config, worker: int) -> AgentExecutorBase:
     if is_url(config.agent.name[0]):
         return RemoteAgentExecutor.configured(config, worker, judge)
     (spec,) = config.agent.name
-    target = load_object(spec)
+    if is_file(spec):
+        return _own_executor(spec, OpenRLHFExecutor(agent_executor(spec), spec), config)
+    target = load_object(spec, load_file)
     if inspect.iscoroutinefunction(target):
         return FunctionExecutor.configured(target, config, worker, judge)
     return _own_executor(spec, target, config)
