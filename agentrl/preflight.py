@@ -88,7 +88,7 @@ async def preflight(config: Config, choose_model: Callable[[EnvFacts], str]) -> 
         tasks, held_out = (_short(some, renderer, limits, config) for some in (tasks, held_out))
     else:
         _check_opening(renderer, facts, limits)
-    evaluated = list(itertools.islice(held_out, config.eval.tasks))
+    evaluated = _first_of_each(held_out, config.eval.tasks)
     stop_ids = tuple(sorted({*renderer.stop_ids, *renderer.placeholder_ids}))
     return Ready(config, model_path, tasks, evaluated, facts, limits, stop_ids)
 
@@ -97,6 +97,12 @@ def _with_most_images(facts: EnvFacts, *tasks: Iterable[Task]) -> EnvFacts:
     """The facts with as many images as the row has that has most."""
     most = [some.max_images for some in tasks if isinstance(some, RowTasks)]
     return replace(facts, images=max([facts.images, *most]))
+
+
+def _first_of_each(tasks: Iterable[Task], n: int) -> list[Task]:
+    """The first n tasks, of several datasets those of each."""
+    sets = tasks.by_dataset() if isinstance(tasks, RowTasks) else [tasks]
+    return [task for some in sets for task in itertools.islice(some, n)]
 
 
 def _short(tasks: Iterable[Task], renderer: Renderer, limits: Limits, config: Config) -> Iterable[Task]:

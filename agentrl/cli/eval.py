@@ -132,11 +132,12 @@ async def _evaluate(
 def report(ready: Ready, metrics: Metrics, ks: list[int]) -> dict[str, Any]:
     """What `--out` writes: the result and what it takes to repeat it."""
     config = ready.config
+    data = config.data.test_path
     return {
         "model": ready.model_path,
         "env": config.env.name,
         "env_opt": config.env.opt,
-        "data": config.data.test_path,
+        "data": data[0] if len(data) == 1 else data or None,
         "split": config.eval.split,
         "tasks": len(ready.held_out),
         "n": config.eval.n,

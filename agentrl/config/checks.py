@@ -211,6 +211,12 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         ("critic", tuple(type(config.critic).model_fields), f"by --algo {algorithm.name}"): not algorithm.critic,
         ("ref", ("path", "offload"), "without --algo.kl.coef"): not algo.kl.coef,
         ("teacher", ("path", "offload"), f"by --algo {algorithm.name}"): not algorithm.teacher,
+        ("log", ("wandb_project", "wandb_entity", "wandb_group"), "without --log.wandb"): not config.log.wandb,
+        ("optim", ("warmup",), "with --optim.warmup-ratio"): optim.warmup_ratio > 0,
+        ("critic", ("lr_warmup",), "with --critic.lr-warmup-ratio"): config.critic.lr_warmup_ratio > 0,
+        ("train", ("passes",), "with --train.steps, which says how many batches are trained"): config.train.steps
+        is not None,
+        ("ckpt", ("best_by",), "with --eval.no-enable"): not config.eval.enable,
         ("rollout", ("mask_stale_tokens",), "with --train.max-staleness 0"): config.train.max_staleness == 0,
     }
     for (section, names, why), holds in unread.items():

@@ -140,6 +140,14 @@ class LogSection(Section):
 
     tensorboard: bool = False
     """Write TensorBoard event files to the run folder (needs the tensorboard package)."""
+    wandb: bool = False
+    """Log to Weights & Biases (needs the wandb package; WANDB_MODE=offline writes to the run folder alone)."""
+    wandb_project: str = "agentrl"
+    """Project of the run there."""
+    wandb_entity: str | None = None
+    """User or team it belongs to; absent: your own default."""
+    wandb_group: str | None = None
+    """Group of runs it is shown in."""
     progress: Literal["auto", "plain", "none"] = "auto"
     """auto: a live table on a terminal, plain lines elsewhere."""
     rollouts: bool = True

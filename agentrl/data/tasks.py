@@ -90,6 +90,10 @@ class RowTasks(Sequence[Task]):
         said = str(error)
         return error if said.startswith("row ") else rows.error(number, said)
 
+    def by_dataset(self) -> list[RowTasks]:
+        """The tasks of each dataset, in the order of the datasets; their ids stay."""
+        return [self.at(np.flatnonzero(self.which == source)) for source in range(len(self.sources))]
+
     @property
     def name(self) -> str:
         return ", ".join(rows.name for rows in self.sources)
