@@ -18,6 +18,8 @@ from .errors import ConfigError
 from .executor import AgentExecutorBase, RolloutContext
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
+from .openrlhf.executor import OpenRLHFExecutor
+from .openrlhf.load import agent_executor, is_file, load_file, reward_function
 from .registry import accepted_options, is_url, load_object, resolve_env, suggest
 from .renderer import Renderer
 from .reward_client import check_reward_servers, served_reward
@@ -147,7 +149,9 @@ def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
     """The reward function of `path/to/file.py:function`, or one that asks a reward server."""
     if is_url(spec):
         return served_reward(spec, read_token(token_file, "--env.token-file"))
-    function: Callable[..., Any] = load_object(spec)
+    if is_file(spec):
+        return reward_function(spec)
+    function: Callable[..., Any] = load_object(spec, load_file)
     if not callable(function):
         raise ConfigError(f"--reward {spec} is {type(function).__name__}, no function.")
     return function
@@ -180,7 +184,9 @@ def _agent_executor(config: Config, worker: int) -> AgentExecutorBase:
     if is_url(config.agent.name[0]):
         return RemoteAgentExecutor.configured(config, worker, judge)
     (spec,) = config.agent.name
-    target = load_object(spec)
+    if is_file(spec):
+        return _own_executor(spec, OpenRLHFExecutor(agent_executor(spec), spec), config)
+    target = load_object(spec, load_file)
     if inspect.iscoroutinefunction(target):
         return FunctionExecutor.configured(target, config, worker, judge)
     return _own_executor(spec, target, config)
@@ -205,8 +211,10 @@ def make_tasks(config: Config, split: str, env: str | None = None) -> Iterable[T
     for both, else from the environment (the first, when none is named); one that brings none is played on seeds.
     """
     evaluation = split != "train"
-    if config.data.path is not None:
-        return () if evaluation and config.data.test_path is None else load_tasks(config.data, evaluation=evaluation)
+    if config.data.path:
+        if evaluation and not config.data.test_path:
+            return ()
+        return load_tasks(config.data, evaluation=evaluation, seed=config.run.seed)
     if not config.env.name:
         return ()
     source = EnvSource(config, name=env)

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .tensorboard import TensorBoardSink
+from .weights_and_biases import WandbRun, WandbSink
 
 RECENT = 48
 TIMED = 8
@@ -217,10 +218,13 @@ class LiveReporter(SilentReporter):
         return table
 
 
+Sink = SilentReporter | TensorBoardSink | WandbSink
+
+
 class Reporters(SilentReporter):
     """Several reporters as one."""
 
-    def __init__(self, reporters: Sequence[SilentReporter | TensorBoardSink]) -> None:
+    def __init__(self, reporters: Sequence[Sink]) -> None:
         self._reporters = reporters
         self._stack = ExitStack()
 
@@ -252,11 +256,13 @@ def make_reporter(
     steps: int | None,
     *,
     tensorboard: Path | None = None,
+    wandb: WandbRun | None = None,
     console: Console | None = None,
 ) -> Reporters:
     """A `loop.Reporter` and context manager. auto: live on a terminal, else plain. Shows on stderr.
 
-    `tensorboard` = the folder for event files; raises ConfigError when the package is not installed.
+    `tensorboard` = the folder for event files, `wandb` = where to log; raises ConfigError when the package of one is not
+    installed.
     """
     console = console or Console(stderr=True, highlight=False)
     shown: SilentReporter = SilentReporter()
@@ -264,4 +270,9 @@ def make_reporter(
         shown = LiveReporter(console, steps)
     elif mode != "none":
         shown = PlainReporter(console, steps)
-    return Reporters([shown] if tensorboard is None else [shown, TensorBoardSink(tensorboard)])
+    sinks: list[Sink] = [shown]
+    if tensorboard is not None:
+        sinks.append(TensorBoardSink(tensorboard))
+    if wandb is not None:
+        sinks.append(WandbSink(wandb))
+    return Reporters(sinks)
