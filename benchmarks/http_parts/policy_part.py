@@ -25,6 +25,7 @@ AT_ONCE = 32
 REPLY_TOKENS = 64
 ASKED = [{"role": "user", "content": "what is 17 + 25? think first, then answer with one number."}]
 START_S = 300.0
+OURS = "import sys; from agentrl.cli.main import run; sys.exit(run(sys.argv[1:]))"
 VLLM = """
 import runpy, sys
 from agentrl.torchvision_ops import ensure_torchvision_imports
@@ -38,11 +39,11 @@ def serve_at_once(port: Any, model: str) -> None:
     from agentrl.agent_server.listen import bind, serve_forever, url_of
     from agentrl.agent_server.policy_app import policy_app
     from agentrl.agent_server.policy_desk import OpenDesk
+
+    from agentrl import Limits, Reply, RolloutContext, Sampling, ScriptedEngine, Task, Trajectory
     from agentrl.assemble import make_renderer
     from agentrl.config import Config
     from agentrl.policy_session import PolicySession
-
-    from agentrl import Limits, Reply, RolloutContext, Sampling, ScriptedEngine, Task, Trajectory
 
     renderer = make_renderer(Config(), model)
     ids = tuple(renderer.tokenizer("17 + 25 is 42.<|im_end|>", add_special_tokens=False).input_ids)
@@ -148,7 +149,7 @@ async def _own_cost(http: aiohttp.ClientSession, seconds: float, model: str) -> 
 async def _beside(http: aiohttp.ClientSession, seconds: float, model: str) -> dict[str, Any]:
     """Both servers are up at once and asked in turns; each has an engine of its own."""
     length = "1024"
-    ours = ["-m", "agentrl.cli.main", "serve", "policy", "--model", model, "--max-len", length, "--port", "18231"]
+    ours = ["-c", OURS, "serve", "policy", "--model", model, "--max-len", length, "--port", "18231"]
     theirs = ["-c", VLLM, "--model", model, "--max-model-len", length, "--port", "18232", "--enforce-eager"]
     theirs += ["--dtype", "float32", "--no-enable-chunked-prefill", "--max-num-batched-tokens", length]
     async with process(ours, 18231) as one, process(theirs, 18232) as other:
