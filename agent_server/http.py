@@ -190,6 +190,10 @@ def _describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = make()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for operation in (one for path in document["paths"].values() for one in path.values()):
+            operation["responses"].pop("422", None)  # FastAPI's own shape, which is not what is answered here
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
         for name, schema in app.state.schemas.items():
             schemas.setdefault(name, schema)
         return document

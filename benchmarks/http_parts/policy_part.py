@@ -26,12 +26,11 @@ REPLY_TOKENS = 64
 ASKED = [{"role": "user", "content": "what is 17 + 25? think first, then answer with one number."}]
 START_S = 300.0
 OURS = "import sys; from agentrl.cli.main import run; sys.exit(run(sys.argv[1:]))"
-VLLM = """
-import runpy, sys
+EVERYWHERE = """
 from agentrl.torchvision_ops import ensure_torchvision_imports
 ensure_torchvision_imports()
-runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__")
 """
+"""Run by every process of vLLM's server, as a torchvision that was built for CUDA does not import beside a CPU torch."""
 
 
 def serve_at_once(port: Any, model: str) -> None:
@@ -64,7 +63,9 @@ async def process(command: list[str], port: int) -> AsyncIterator[str]:
     """A server, once it answers; its URL. What it says goes to a file, which is shown when it does not start."""
     url = f"http://127.0.0.1:{port}"
     environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryDirectory() as site, tempfile.TemporaryFile() as log:
+        (Path(site) / "sitecustomize.py").write_text(EVERYWHERE if "vllm" in command[1] else "")
+        environment["PYTHONPATH"] = site
         running = await asyncio.create_subprocess_exec(
             sys.executable, *command, env=environment, stdout=log, stderr=log, start_new_session=True
         )
@@ -150,7 +151,17 @@ async def _beside(http: aiohttp.ClientSession, seconds: float, model: str) -> di
     """Both servers are up at once and asked in turns; each has an engine of its own."""
     length = "1024"
     ours = ["-c", OURS, "serve", "policy", "--model", model, "--max-len", length, "--port", "18231"]
-    theirs = ["-c", VLLM, "--model", model, "--max-model-len", length, "--port", "18232", "--enforce-eager"]
+    theirs = [
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        model,
+        "--max-model-len",
+        length,
+        "--port",
+        "18232",
+        "--enforce-eager",
+    ]
     theirs += ["--dtype", "float32", "--no-enable-chunked-prefill", "--max-num-batched-tokens", length]
     async with process(ours, 18231) as one, process(theirs, 18232) as other:
         names = Path(model).name, model
