@@ -24,9 +24,12 @@ def logged(folder: Path) -> tuple[list[dict[str, Any]], set[str]]:
 
     points, ids = [], set()
     for file in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        for data in stored(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+        records = []
+        # Another process writes it, and may still be at it when the run is finished.
+        while not any(record.WhichOneof("record_type") == "exit" for record in records):
+            time.sleep(0.05)
+            records = [wandb_internal_pb2.Record.FromString(data) for data in stored(file.read_bytes())]
+        for record in records:
             if record.WhichOneof("record_type") == "run":
                 ids.add(record.run.run_id)
             if record.WhichOneof("record_type") == "history":
@@ -45,6 +48,7 @@ def stored(content: bytes) -> Iterator[bytes]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120)
 def test_every_number_is_logged_at_its_step_also_after_a_resume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
