@@ -31,6 +31,10 @@ BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 AVOID_S = 30.0
 """How long a server that was not there is asked last."""
 CANCEL_S = 3.0
+REFUSING = (429, 503)
+"""Statuses of a server that does not take an order."""
+UNSURE = (502, 504)
+"""Statuses of something in front of the server, which may have taken it."""
 
 
 class _NotTakenError(Exception):
@@ -107,18 +111,37 @@ class _Order:
     async def _at(self, place: _Place) -> dict[str, Any]:
         url = f"{place.url}/v1/episodes"
         try:
-            status, body = await self._ask("POST", url, {}, json=self.request.model_dump())
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise _NotTakenError(_named(error)) from error
-        if status in (429, 502, 503, 504):
-            raise _NotTakenError(f"HTTP {status}")
-        try:
+            status, body = await self._ordered(place, url)
             while status == 202:
                 status, body = await self._patiently(place, f"{url}/{self.request.episode_id}")
+        except _NotTakenError:
+            raise
         except BaseException:
             await self._cancel(f"{url}/{self.request.episode_id}")
             raise
         return self._outcome(place, status, body)
+
+    async def _ordered(self, place: _Place, url: str) -> tuple[int, Any]:
+        """What the server says to the order. One that may have taken it is asked again, and no other server under the same key:
+        two agents would play one episode. Raises _NotTakenError for one that has not taken it.
+        """
+        unsure = False
+        for pause in (*BACKOFF_S, None):
+            try:
+                status, body = await self._ask("POST", url, {}, json=self.request.model_dump())
+            except aiohttp.ClientConnectorError as error:
+                why = _named(error)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                why, unsure = _named(error), True
+            else:
+                if status not in (*REFUSING, *UNSURE):
+                    return status, body
+                why, unsure = f"HTTP {status}", unsure or status in UNSURE
+            if not unsure:
+                raise _NotTakenError(why)
+            if pause is not None:
+                await asyncio.sleep(pause)
+        raise self._lost(place, why)
 
     async def _patiently(self, place: _Place, url: str) -> tuple[int, Any]:
         """The episode's state, after at most POLL_S. A server that is lost for good costs the attempt."""
@@ -126,11 +149,14 @@ class _Order:
             try:
                 return await self._ask("GET", url, {"wait_s": f"{POLL_S:g}", "attempt": str(self.request.attempt)})
             except (aiohttp.ClientError, TimeoutError) as error:
-                lost = error
+                lost = _named(error)
             if pause is not None:
                 await asyncio.sleep(pause)
+        raise self._lost(place, lost)
+
+    def _lost(self, place: _Place, why: str) -> InfrastructureError:
         place.avoid_until = time.monotonic() + AVOID_S
-        raise InfrastructureError(f"the agent server {place.url} was lost in mid-episode: {_named(lost)}") from lost
+        return InfrastructureError(f"the agent server {place.url} was lost in mid-episode: {why}")
 
     async def _ask(self, method: str, url: str, query: dict[str, str], **body: Any) -> tuple[int, Any]:
         """(status, JSON or None)."""

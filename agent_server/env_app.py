@@ -118,7 +118,7 @@ def _add_session_routes(app: FastAPI, service: EnvService) -> None:
 
     @app.post(path, responses={200: {"model": StepReply}, **ERRORS}, openapi_extra=stepping)
     async def step(session_id: str, request: Request) -> Response:
-        """Described here, served by the endpoint before it."""
+        # Described here, served by the endpoint before it.
         return _sent(await service.step(session_id, await read_body(request, StepRequest)))
 
     @app.post("/v1/sessions/{session_id}/heartbeat", responses={200: {"model": LeaseReply}, **ERRORS})

@@ -20,6 +20,7 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, Counter
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -154,7 +155,11 @@ async def send_json(send: Send, status: int, body: bytes) -> None:
 
 async def read_json(request: Request) -> Any:
     """The request's body as JSON, within the app's bounds. Raises ApiError."""
-    return parse_json(await request.body(), request.app.state.bounds)
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise ApiError(400, "the client left before it had sent the body") from None
+    return parse_json(body, request.app.state.bounds)
 
 
 def validated(model: type[Model], value: Any) -> Model:
@@ -185,6 +190,10 @@ def _describe(app: FastAPI) -> None:
     def openapi() -> dict[str, Any]:
         document = make()
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        for operation in (one for path in document["paths"].values() for one in path.values()):
+            operation["responses"].pop("422", None)  # FastAPI's own shape, which is not what is answered here
+        for name in ("HTTPValidationError", "ValidationError"):
+            schemas.pop(name, None)
         for name, schema in app.state.schemas.items():
             schemas.setdefault(name, schema)
         return document

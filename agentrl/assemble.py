@@ -19,6 +19,8 @@ from .executor import AgentExecutorBase, RolloutContext
 from .judge import judge_reward
 from .model_folder import generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
+from .openrlhf.executor import OpenRLHFExecutor
+from .openrlhf.load import agent_executor, is_file, load_file, reward_function
 from .registry import accepted_options, is_url, load_object, resolve_env, suggest
 from .renderer import Renderer
 from .reward_actor import is_reward_model, model_reward
@@ -153,7 +155,9 @@ def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
         return judge_reward(spec)
     if is_reward_model(spec):
         return model_reward(spec)
-    function: Callable[..., Any] = load_object(spec)
+    if is_file(spec):
+        return reward_function(spec)
+    function: Callable[..., Any] = load_object(spec, load_file)
     if not callable(function):
         raise ConfigError(f"--reward {spec} is {type(function).__name__}, no function.")
     return function
@@ -186,7 +190,9 @@ def _agent_executor(config: Config, worker: int) -> AgentExecutorBase:
     if is_url(config.agent.name[0]):
         return RemoteAgentExecutor.configured(config, worker, judge)
     (spec,) = config.agent.name
-    target = load_object(spec)
+    if is_file(spec):
+        return _own_executor(spec, OpenRLHFExecutor(agent_executor(spec), spec), config)
+    target = load_object(spec, load_file)
     if inspect.iscoroutinefunction(target):
         return FunctionExecutor.configured(target, config, worker, judge)
     return _own_executor(spec, target, config)
@@ -211,8 +217,10 @@ def make_tasks(config: Config, split: str, env: str | None = None) -> Iterable[T
     for both, else from the environment (the first, when none is named); one that brings none is played on seeds.
     """
     evaluation = split != "train"
-    if config.data.path is not None:
-        return () if evaluation and config.data.test_path is None else load_tasks(config.data, evaluation=evaluation)
+    if config.data.path:
+        if evaluation and not config.data.test_path:
+            return ()
+        return load_tasks(config.data, evaluation=evaluation, seed=config.run.seed)
     if not config.env.name:
         return ()
     source = EnvSource(config, name=env)

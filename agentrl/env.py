@@ -25,7 +25,8 @@ MAX_DRAWN_TASKS = 10_000
 class Task:
     """One thing to do. `row` is the whole dataset row, with the types it was stored with; `label` reaches the env unchanged.
 
-    `env` says, in a run with several environments, which of them it is of.
+    `env` says, in a run with several environments, which of them it is of; `tools` are OpenAI function schemas that the row
+    brings.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Task:
     images: tuple[Image, ...] = ()
     row: Mapping[str, Any] = field(default_factory=dict)
     env: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
 
 
 class ChatSpace(spaces.Space[Any]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 from .config import Config
@@ -16,7 +17,8 @@ from .rollout.player import Player, play_once
 
 
 class Evaluator:
-    """Plays held-out tasks, sampled and (unless switched off) greedily.
+    """Plays held-out tasks, sampled and (unless switched off) greedily. Of tasks of several datasets, whose ids are
+    `NAME/…`, everything is reported for each as well.
 
     The same tasks and seeds every time, so that two evaluations differ by the weights alone. pass@k is reported for `ks`
     (None: 1 and `eval.n`); `seen` gets every result as it comes.
@@ -53,17 +55,24 @@ class Evaluator:
         sampled = self._orders(self._sampling(), self.config.eval.n)
         greedy = self._orders(Sampling(temperature=0.0, max_new_tokens=self.limits.max_new_tokens), 1)
         results = await self._play([*sampled, *(greedy if self._greedy else [])])
-        found = self._metrics(results[: len(sampled)], self.ks)
+        found = self._metrics(sampled, results[: len(sampled)], self.ks)
         if self._greedy:
-            of_greedy = self._metrics(results[len(sampled) :], [1])
+            of_greedy = self._metrics(greedy, results[len(sampled) :], [1])
             found |= {f"greedy/{key}": value for key, value in of_greedy.items()}
         return {f"eval/{key}": value for key, value in found.items()}
 
-    def _metrics(self, results: Sequence[EpisodeResult], ks: Sequence[int]) -> Metrics:
-        """Of all, and of each of several environments."""
+    def _metrics(self, orders: Sequence[EpisodeOrder], results: Sequence[EpisodeResult], ks: Sequence[int]) -> Metrics:
+        """Of all the episodes, of each of several environments, and under `NAME/…` of each of several datasets."""
         envs = self.config.env.labels.values()
         by_env = metrics_by_env(envs, results, lambda own: evaluation_metrics(own, ks))
-        return evaluation_metrics(results, ks) | by_env
+        found = evaluation_metrics(results, ks) | by_env
+        if len(self.config.data.test_path) < 2:
+            return found
+        sets: dict[str, list[EpisodeResult]] = defaultdict(list)
+        for order, result in zip(orders, results, strict=True):
+            sets[order.task.id.rpartition("/")[0]].append(result)
+        each = {f"{name}/{key}": v for name, some in sets.items() for key, v in evaluation_metrics(some, ks).items()}
+        return found | each
 
     def _sampling(self) -> Sampling:
         options = self.config.eval

@@ -73,3 +73,17 @@ class ImageExpander:
                 slots.append((image.sha256, len(out), len(run)))
             out += run
         return tuple(out), tuple(slots)
+
+    def find(self, ids: Sequence[int], images: Sequence[Image]) -> tuple[ImageSlot, ...]:
+        """The slot of each image in ids that have every placeholder expanded. Raises DataError for any other ids."""
+        slots: list[ImageSlot] = []
+        place = 0
+        for image in images:
+            run = self.expansion(image)
+            place = next((i for i in range(place, len(ids)) if tuple(ids[i : i + len(run)]) == run), len(ids))
+            slots.append((image.sha256, place, len(run)))
+            place += len(run)
+        inside = {place for _, start, count in slots for place in range(start, start + count)}
+        if place > len(ids) or any(i in self.placeholder_ids and at not in inside for at, i in enumerate(ids)):
+            raise DataError(f"the image placeholders among {len(ids)} tokens are not those of {len(images)} images")
+        return tuple(slots)

@@ -252,7 +252,11 @@ class Loop:
         return f"; evaluating on {episodes} held-out episodes" if episodes else ""
 
     def _note_best(self, record: dict[str, Any]) -> None:
-        score = record.get("eval/score/mean", record.get("eval/reward/mean"))
+        wanted = self.config.ckpt.best_by
+        if wanted is not None and wanted != "none" and record and wanted not in record:
+            known = ", ".join(sorted(key for key in record if key.startswith("eval/")))
+            log.warning("--ckpt.best-by %s: the evaluation has no such metric. It has: %s", wanted, known)
+        score = record.get("eval/score/mean", record.get("eval/reward/mean")) if wanted is None else record.get(wanted)
         if score is not None and (self.state.best is None or score > self.state.best):
             self.state = replace(self.state, best=score, best_step=self.step)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from .assemble import EnvSource, check_servers, episode_limits, make_executor, make_renderer, make_tasks
 from .config import Config
+from .data import RowTasks
+from .data.lengths import fits
 from .engine import Limits
 from .engines.vllm_names import check_vllm_names
 from .env import Task, opening
@@ -31,16 +33,17 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class EnvFacts:
     """What the first episode of a run, or of one of its environments, looks like. `opening` is None when the env failed: the
-    run will count that.
+    run will count that. `images` = pictures in one opening, at most.
     """
 
     opening: list[Message] | None
     tools: Sequence[dict[str, Any]] = ()
     max_turns: int | None = 1
+    images: int = 0
 
-    @property
-    def images(self) -> int:
-        return len(message_images(self.opening or []))
+    @classmethod
+    def of(cls, opening: list[Message], tools: Sequence[dict[str, Any]] = (), max_turns: int | None = 1) -> EnvFacts:
+        return cls(opening, tools, max_turns, len(message_images(opening)))
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Look:
 
     config: Config
     tasks: Mapping[str, Iterable[Task]]
-    held_out: Sequence[Task]
+    held_out: Mapping[str, Iterable[Task]]
     found: Mapping[str, EnvFacts]
 
     @property
@@ -101,10 +104,12 @@ async def _look(config: Config) -> Look:
     await check_servers(config)
     tasks: dict[str, Iterable[Task]] = {}
     found: dict[str, EnvFacts] = {}
+    held_out = held_out_tasks(config) if config.eval.enable else {}
     for spec, name in config.env.labels.items() or (("", "data"),):
         first, tasks[name] = _peek(make_tasks(config, "train", spec), config, spec)
-        found[name] = await first_opening(config, first, spec)
-    return Look(config, tasks, held_out_tasks(config) if config.eval.enable else [], found)
+        facts = await first_opening(config, first, spec)
+        found[name] = _with_most_images(facts, tasks[name], held_out.get(name, ()))
+    return Look(config, tasks, held_out, found)
 
 
 def make_ready(looked: Look, model_path: str) -> Ready:
@@ -113,24 +118,52 @@ def make_ready(looked: Look, model_path: str) -> Ready:
     shape = model_config(model_path)
     if facts.images and not takes_images(shape):
         raise ConfigError(
-            f"{config.env.shown or config.data.path} shows images, and {model_path} is a text model "
+            f"{config.env.shown or ', '.join(config.data.path)} shows images, and {model_path} is a text model "
             f"({shape.get('model_type', 'unknown type')}). Pass an image model with --model."
         )
     limits = _within_model(episode_limits(config, facts.max_turns), shape, config)
     renderer = make_renderer(config, model_path)
-    for own in looked.found.values():
-        _check_opening(renderer, own, limits)
+    tasks, held_out = dict(looked.tasks), dict(looked.held_out)
+    if not config.env.name and not config.agent.name:
+        for some in (tasks, held_out):
+            some.update({name: _short(of_one, renderer, limits, config) for name, of_one in some.items()})
+    else:
+        for own in looked.found.values():
+            _check_opening(renderer, own, limits)
     stop_ids = tuple(sorted({*renderer.stop_ids, *renderer.placeholder_ids}))
-    return Ready(config, model_path, looked.tasks, looked.held_out, facts, limits, stop_ids)
+    evaluated = evaluated_tasks(held_out, config)
+    return Ready(config, model_path, tasks, evaluated, facts, limits, stop_ids)
 
 
-def held_out_tasks(config: Config) -> list[Task]:
-    """The first `eval.tasks` tasks of each environment's evaluation split."""
-    held_out: list[Task] = []
-    for spec, name in config.env.labels.items() or (("", ""),):
-        tasks = itertools.islice(make_tasks(config, config.eval.split, spec), config.eval.tasks)
-        held_out += [replace(task, env=name) if len(config.env.name) > 1 else task for task in tasks]
-    return held_out
+def held_out_tasks(config: Config) -> dict[str, Iterable[Task]]:
+    """The tasks of each environment's evaluation split, or of the dataset's."""
+    envs = config.env.labels.items() or (("", "data"),)
+    return {name: make_tasks(config, config.eval.split, spec) for spec, name in envs}
+
+
+def evaluated_tasks(held_out: Mapping[str, Iterable[Task]], config: Config) -> list[Task]:
+    """The first `eval.tasks` of each environment, or of each dataset."""
+    several = len(config.env.name) > 1
+    return [
+        replace(task, env=name) if several else task
+        for name, tasks in held_out.items()
+        for of_one in (tasks.by_dataset() if isinstance(tasks, RowTasks) else [tasks])
+        for task in itertools.islice(of_one, config.eval.tasks)
+    ]
+
+
+def _with_most_images(facts: EnvFacts, *tasks: Iterable[Task]) -> EnvFacts:
+    """The facts with as many images as the row has that has most."""
+    most = [some.max_images for some in tasks if isinstance(some, RowTasks)]
+    return replace(facts, images=max([facts.images, *most]))
+
+
+def _short(tasks: Iterable[Task], renderer: Renderer, limits: Limits, config: Config) -> Iterable[Task]:
+    """The tasks whose prompt leaves room for a reply."""
+    if not isinstance(tasks, RowTasks):
+        return tasks
+    most = config.data.max_prompt_len or limits.max_len - 1
+    return tasks.keep(fits(renderer, most), f"longer than {most} tokens")
 
 
 def _peek(tasks: Iterable[Task], config: Config, env: str) -> tuple[Sequence[Task], Iterable[Task]]:
@@ -141,7 +174,7 @@ def _peek(tasks: Iterable[Task], config: Config, env: str) -> tuple[Sequence[Tas
     first = list(itertools.islice(stream, LOOKS))
     if first:
         return first, itertools.chain(first, stream)
-    if not env or config.data.path is not None:
+    if not env or config.data.path:
         raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
     raise ConfigError(f"{env} brings no tasks for split 'train': give some, or pass --data.path FILE.")
 
@@ -161,9 +194,9 @@ async def probe(config: Config, task: Task, env: str | None = None) -> EnvFacts:
     counts failures.
     """
     if config.agent.name:
-        return EnvFacts(opening(task), max_turns=None)
+        return EnvFacts.of(opening(task), task.tools, max_turns=None)
     if not config.env.name:
-        return EnvFacts(opening(task))
+        return EnvFacts.of(opening(task), task.tools)
     source = EnvSource(config, name=env)
     session = EnvSession(source.make, config.rollout.call_timeout_s, source.name, EnvLoops())
     try:
@@ -171,7 +204,8 @@ async def probe(config: Config, task: Task, env: str | None = None) -> EnvFacts:
             observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
             tools = await session.attribute("tools", ()) or ()
             turns = await session.attribute("max_turns", None)
-            return EnvFacts(normalize(observation), tools, None if turns is None else whole_number("max_turns", turns))
+            limit = None if turns is None else whole_number("max_turns", turns)
+            return EnvFacts.of(normalize(observation), tools, limit)
     except (EnvError, DataError) as error:
         log.warning("%s failed on its first task: %s", source.name, error)
         return EnvFacts(None, (), None)

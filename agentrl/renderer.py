@@ -18,7 +18,7 @@ from .engine import Generation
 from .errors import DataError
 from .image_expansion import ImageExpander
 from .messages import Image, Message, as_message, message_images, message_text
-from .special_text import MARK, PROBE, SpecialText
+from .special_text import MARK, PROBE, SpecialText, encodable
 from .trajectory import ImageSlot
 
 MARKER = f"{MARK}assistant{MARK}"
@@ -153,6 +153,18 @@ class Renderer:
     def placeholder_ids(self) -> frozenset[int]:
         """Ids that stand for image features: never to be sampled by a model."""
         return self.expander.placeholder_ids
+
+    def literal(self, text: str, images: Sequence[Image] = ()) -> tuple[tuple[int, ...], tuple[ImageSlot, ...]]:
+        """(ids of a text as it is, its special-token strings being special tokens, with each image placeholder in it expanded;
+        the slot of each image). Nothing is added. Raises DataError unless there is one placeholder an image.
+        """
+        self._expander.check(images)
+        ids = self.tokenizer(encodable(text), add_special_tokens=False).input_ids
+        return self._expander.expand(ids, images)
+
+    def slots(self, token_ids: Sequence[int], images: Sequence[Image]) -> tuple[ImageSlot, ...]:
+        """Where the images stand in ids that have them expanded. Raises DataError when they do not."""
+        return self._expander.find(token_ids, images)
 
     # ------------------------------------------------------------------ the delta
 

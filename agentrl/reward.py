@@ -10,7 +10,8 @@ from typing import Any
 from .errors import ConfigError, EnvError
 from .step_info import finite
 
-OFFERED = ("prompt", "completion", "label", "row", "images", "task")
+OFFERED = ("prompt", "completion", "label", "row", "images", "task", "prompt_text", "query")
+"""`prompt_text` is the prompt as the model saw it, special tokens and all; `query` is that with the reply."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ Reward = Callable[..., Any]
 class SingleTurnExecutor(AgentExecutorBase):
     """Samples one completion of `task.prompt` and asks one or several reward functions about it.
 
-    A reward function is called with the keywords it names among prompt, completion, label, row, images, task; it is sync
+    A reward function is called with the keywords it names among prompt, completion, label, row, images, task, prompt_text, query; it is sync
     (then it runs on a thread of its own) or async, and returns a float, None, or {"reward", "score", "metrics"}.
     """
 
@@ -38,7 +38,7 @@ class SingleTurnExecutor(AgentExecutorBase):
     async def execute(self, task: Task, ctx: RolloutContext) -> Trajectory:
         record = ctx.trajectory or ctx.begin(task)
         messages = opening(task)
-        prompt = ctx.renderer.start(messages)
+        prompt = ctx.renderer.start(messages, task.tools)
         ctx.keep_images(prompt.images)
         record.messages += messages
         if prompt.escaped:
@@ -70,6 +70,7 @@ class SingleTurnExecutor(AgentExecutorBase):
             "row": task.row,
             "images": task.images,
             "task": task,
+            **_as_seen(record, ctx),
         }
         calls = [_Ask(function, accepted_options(function, offered), ctx.env_loops) for function in self.rewards]
         timeout = ctx.limits.call_timeout_s
@@ -114,6 +115,16 @@ class _Ask:
         finally:
             self.abandoned = thread.abandoned
             thread.end()
+
+
+def _as_seen(record: Trajectory, ctx: RolloutContext) -> dict[str, str]:
+    """`prompt_text` and `query` of the last sample."""
+    if not record.sampled:
+        return {"prompt_text": "", "query": ""}
+    *before, last = record.sampled[-1].path()
+    prompt = [token for node in before for token in node.token_ids]
+    text = ctx.renderer.text(prompt, special=True)
+    return {"prompt_text": text, "query": ctx.renderer.text([*prompt, *last.token_ids], special=True)}
 
 
 def _name(function: Reward) -> str:

@@ -34,6 +34,8 @@ def ensure_torchvision_imports() -> Any:
         _hide_if_broken(name)
     if "transformers" in sys.modules:
         _let_transformers_look_again()
+    if "datasets" in sys.modules:
+        _let_datasets_look_again()
     import torch
 
     library = torch.library.Library("torchvision", "FRAGMENT")
@@ -77,3 +79,10 @@ def _let_transformers_look_again() -> None:
 
     import_utils.is_torchaudio_available.cache_clear()
     import_utils.is_torchcodec_available.cache_clear()
+
+
+def _let_datasets_look_again() -> None:
+    """`datasets` remembers as well, and imports what it takes for loaded whenever it writes a table."""
+    from datasets import config
+
+    config.TORCHCODEC_AVAILABLE = importlib.util.find_spec("torchcodec") is not None

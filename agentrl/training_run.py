@@ -210,10 +210,10 @@ def _loop_of(
 
 
 def _make_ledger(parts: RunParts, state: RunState) -> GroupLedger:
-    config, resumed, steps = parts.config, parts.resume_from, parts.fixed_steps
+    config, resumed, steps, total = parts.config, parts.resume_from, parts.fixed_steps, parts.ready.total
     return GroupLedger(
         config,
-        draws=parts.ready.total if steps is None else None,
+        draws=None if steps is not None or total is None else total * config.train.passes,
         wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
         keep=signal_filter(config) if parts.filter_groups else lambda group: True,
         version=state.version,

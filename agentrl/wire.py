@@ -3,7 +3,7 @@
     Observation = string | [part] | {"messages": [message]}
     part        = {"type": "text", "text"} | {"type": "image", "sha256", "data"?: base64 of PNG bytes}
     Action      = string | {"text", "tool_calls": [{"id", "name", "arguments"}], "finish_reason"}
-    Task        = {"id", "prompt", "label", "images", "row"}
+    Task        = {"id", "prompt", "label", "images", "row", "tools"?}
 
 Nothing that is decoded here opens a path or fetches a URL: an image is its bytes or the hash of one sent before.
 """
@@ -215,13 +215,14 @@ def task_form(task: Task) -> JSON:
     prompt: Any = task.prompt
     if isinstance(prompt, list | tuple):
         prompt = [_message_form(message, {}) for message in prompt]
-    return {
+    form = {
         "id": task.id,
         "prompt": prompt,
         "label": _plain(task.label, f"the label of task {task.id}"),
         "images": [image_form(Image(image), {}) for image in task.images],
         "row": _plain(dict(task.row), f"the row of task {task.id}"),
     }
+    return {**form, "tools": _plain(task.tools, f"the tools of task {task.id}")} if task.tools else form
 
 
 def read_task(form: JSON) -> Task:
@@ -233,10 +234,13 @@ def read_task(form: JSON) -> Task:
         prompt = [_read_message(message, {}) for message in prompt]
     elif prompt is not None and not isinstance(prompt, str):
         raise DataError(f"task {form['id']}: a prompt is a text or a list of messages")
+    tools = form.get("tools") or []
     if not isinstance(images, list) or not isinstance(row, Mapping):
         raise DataError(f"task {form['id']}: images is a list and row an object")
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise DataError(f"task {form['id']}: tools is a list of objects")
     shown = tuple(read_image(_object_form(part), {}) for part in images)
-    return Task(form["id"], prompt, _read_plain(form.get("label")), shown, _read_plain(row))
+    return Task(form["id"], prompt, _read_plain(form.get("label")), shown, _read_plain(row), tools=tuple(tools))
 
 
 def _object_form(part: Any) -> Mapping[str, Any]:

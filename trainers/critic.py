@@ -111,6 +111,7 @@ def critic_optim(config: Config) -> OptimSection:
         update={
             "schedule": critic.schedule or config.optim.schedule,
             "warmup": critic.lr_warmup,
+            "warmup_ratio": critic.lr_warmup_ratio,
             "min_lr_ratio": critic.min_lr_ratio,
             "weight_decay": critic.weight_decay,
             "max_norm": critic.max_norm,

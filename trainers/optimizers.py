@@ -53,10 +53,11 @@ def learning_rate(config: OptimSection, lr: float, update: int, planned: int) ->
     Warmup: lr * update / warmup. Then constant, or a line or half a cosine from lr down to min_lr_ratio * lr, which the
     update after the last would have.
     """
-    if update < config.warmup:
-        return lr * update / config.warmup
+    warmup = config.warmup or round(config.warmup_ratio * planned)
+    if update < warmup:
+        return lr * update / warmup
     if config.schedule == "constant":
         return lr
-    done = min(1.0, (update - config.warmup) / max(1, planned - config.warmup))
+    done = min(1.0, (update - warmup) / max(1, planned - warmup))
     left = 1.0 - done if config.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2.0
     return lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * left)

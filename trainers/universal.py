@@ -18,10 +18,8 @@ def universal_checkpoint(folder: Path, out: Path) -> None:
     about = About.read(folder)
     if (folder / TAG / UNIVERSAL).is_file():
         raise ConfigError(f"{folder} is one for any number of ranks already.")
-    if about.stage == 3 and list((folder / TAG).glob("ema_rank_*.pt")):
-        raise ConfigError(
-            f"{folder}: averaged weights that ZeRO stage 3 has cut up cannot be put together for other ranks."
-        )
+    if about.stage == 3:
+        raise ConfigError(f"{folder} is of ZeRO stage 3: checkpoints of stages 0 to 2 can be written for other ranks.")
     shutil.copytree(folder, out, dirs_exist_ok=True)
     for part in (TAG, CRITIC):
         if (folder / part).is_dir() and about.stage:

@@ -103,7 +103,7 @@ def settings(command: EvalCommand) -> Config:
     if 0 < n < max(ks):
         raise ConfigError(f"pass@{max(ks)} needs --eval.n of at least {max(ks)}, not {n}.")
     data = command.data.model_dump()
-    if command.data.path is not None and command.data.test_path is None:
+    if command.data.path and not command.data.test_path:
         data["test_path"] = command.data.path
     return command.settings(eval={**command.eval.model_dump(), "enable": True, "n": n or max(ks)}, data=data)
 
@@ -134,11 +134,12 @@ async def _evaluate(
 def report(ready: Ready, metrics: Metrics, ks: list[int]) -> dict[str, Any]:
     """What `--out` writes: the result and what it takes to repeat it."""
     config = ready.config
+    data = config.data.test_path
     return {
         "model": ready.model_path,
         "env": config.env.name,
         "env_opt": config.env.opt,
-        "data": config.data.test_path,
+        "data": data[0] if len(data) == 1 else data or None,
         "split": config.eval.split,
         "tasks": len(ready.held_out),
         "n": config.eval.n,

@@ -22,6 +22,7 @@ COMMANDS = {
     "init": "make agentrl's own tiny policies: tiny-vlm, tiny-text",
     "ckpt": "make a checkpoint ready for another number of trainer ranks",
     "export": "write the policy of a checkpoint as a Hugging Face folder",
+    "from-openrlhf": "print the configuration for a command line of OpenRLHF",
     "status": "show what a run is doing and what it waits for",
     "doctor": "say what this machine can run",
 }
@@ -50,7 +51,7 @@ def run(argv: list[str]) -> int:
 def guarded(command: str, argv: list[str]) -> int:
     """Run one command. The fault boundary of the program: `--debug` lets errors through with their stack trace."""
     try:
-        return importlib.import_module(f".{command}", __package__).main(argv)
+        return importlib.import_module(f".{command.replace('-', '_')}", __package__).main(argv)
     except (ConfigError, DataError) as error:
         if "--debug" in argv:
             raise
@@ -71,7 +72,7 @@ def complain(message: str, code: int) -> int:
 
 def usage() -> str:
     """What `agentrl --help` prints."""
-    lines = [f"  {name:<10} {what}" for name, what in COMMANDS.items()]
+    lines = [f"  {name:<14} {what}" for name, what in COMMANDS.items()]
     return "\n".join(
         [
             "usage: agentrl COMMAND [OPTIONS]",

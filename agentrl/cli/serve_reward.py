@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import ConfigError
+from ..openrlhf.load import is_file, load_file
 from ..registry import load_object
 from .console import out
 from .serve import listen, server_parser, token_and_bounds
@@ -34,7 +35,8 @@ def _parser() -> argparse.ArgumentParser:
     judge.add_argument(
         "--fn",
         metavar="FILE.py:FUNCTION",
-        help="as for --reward, or one that names prompts, completions, labels and is given lists",
+        help="as for --reward, or one that names prompts, completions, labels and is given lists; FILE.py alone is a reward file "
+        "of OpenRLHF's format",
     )
     judge.add_argument(
         "--model",
@@ -59,7 +61,8 @@ def _reward(options: argparse.Namespace) -> Callable[..., Any]:
         for flag, value in unused.items():
             if value is not None:
                 raise ConfigError(f"{flag} is not used with --fn.")
-        function: Callable[..., Any] = load_object(options.fn)
+        spec = f"{options.fn}:reward_func" if is_file(options.fn) else options.fn
+        function: Callable[..., Any] = load_object(spec, load_file)
         return function
     from ..reward_model import RewardModel
 

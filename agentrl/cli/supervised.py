@@ -34,6 +34,7 @@ from .console import out, progress_bar
 from .exits import DONE, INTERRUPTED
 from .policy import choose_model
 from .signals import terminable, until_signal
+from .train import check_sinks, wandb_run
 
 
 class CommandOptions(Section):
@@ -58,6 +59,7 @@ def run_command(kind: type[C], command: type[Section], argv: list[str], descript
     config = kind(**{section: getattr(given, section) for section in kind.model_fields})
     logging.basicConfig(level=logging.DEBUG if given.debug else logging.WARNING, format="%(levelname)s %(message)s")
     check_supervised(config)
+    check_sinks(config)
     folder, resume_from = _run_folder(config)
     with ExitStack() as session:
         if given.dry_run:
@@ -100,7 +102,7 @@ def _examples(config: SupervisedConfig, model: str, store: ImageStore | None) ->
     renderer = make_renderer(config, model)
     with progress_bar() as bar:
         examples = load_examples(config, renderer, store, lambda share: bar("examples", share))
-        if config.data.test_path is None or not config.eval.enable:
+        if not config.data.test_path or not config.eval.enable:
             return examples, None
         told = lambda share: bar("held-out examples", share)  # noqa: E731
         return examples, load_examples(config, renderer, store, told, held_out=True)
@@ -119,8 +121,9 @@ def _show(
 def _run(parts: SupervisedParts) -> int:
     log_section, path = parts.config.log, parts.folder.path
     tensorboard = path / "tensorboard" if log_section.tensorboard else None
+    wandb = wandb_run(parts.config, path) if log_section.wandb else None
     with make_reporter(
-        log_section.progress, parts.plan.steps, tensorboard=tensorboard, shown=SHOWN_SUPERVISED
+        log_section.progress, parts.plan.steps, tensorboard=tensorboard, wandb=wandb, shown=SHOWN_SUPERVISED
     ) as reporter:
         interrupted = asyncio.run(until_signal(supervised_run(parts, reporter)))
     for line in _ending(parts, interrupted):
@@ -166,5 +169,5 @@ def _run_folder(config: SupervisedConfig) -> tuple[RunFolder, Path | None]:
 
 
 def _fresh_name(config: SupervisedConfig) -> str:
-    what = re.sub(r"[^A-Za-z0-9]+", "-", Path(config.data.path or "data").stem).strip("-")
+    what = re.sub(r"[^A-Za-z0-9]+", "-", Path(config.data.path[0]).stem).strip("-")
     return f"{what}-{config.kind}-{time.strftime('%m%d-%H%M%S')}"

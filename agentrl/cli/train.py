@@ -15,7 +15,7 @@ import tyro
 
 from ..checkpoint import Checkpoints, checkpoint_step
 from ..cluster import check_gpus, connected, cpus_of_run
-from ..config import Config
+from ..config import Config, SupervisedConfig
 from ..config.checks import AlgorithmFacts, check_resumed, check_training, filters_groups
 from ..config.dump import to_toml
 from ..config.load import parse_command, read_file, validated, with_stored_config
@@ -23,8 +23,10 @@ from ..config.plan import Plan, describe, make_plan
 from ..errors import ConfigError
 from ..model_folder import is_small
 from ..preflight import Ready, look, make_ready
+from ..report import tensorboard, weights_and_biases
 from ..report.progress import make_reporter
 from ..report.run_folder import RunFolder
+from ..report.weights_and_biases import WandbRun
 from ..training_run import RunParts, StartTrainer, train_run
 from .console import out
 from .exits import DONE, INTERRUPTED
@@ -51,6 +53,7 @@ def main(argv: list[str]) -> int:
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.WARNING, format="%(levelname)s %(message)s")
     algorithm = algorithm_facts(config)
     check_training(config, algorithm)
+    check_sinks(config)
     folder, resume_from = run_folder(config)
     if resume_from is not None:
         check_resumed(config, _stored(folder))
@@ -111,12 +114,28 @@ def _preflight(config: Config, session: ExitStack, *, dry: bool) -> tuple[Ready,
 
 def _run(parts: RunParts) -> int:
     log_section, path = parts.config.log, parts.folder.path
-    tensorboard = path / "tensorboard" if log_section.tensorboard else None
-    with make_reporter(log_section.progress, parts.plan.steps, tensorboard=tensorboard) as reporter:
+    events = path / "tensorboard" if log_section.tensorboard else None
+    wandb = wandb_run(parts.config, path) if log_section.wandb else None
+    with make_reporter(log_section.progress, parts.plan.steps, tensorboard=events, wandb=wandb) as reporter:
         interrupted = asyncio.run(until_signal(train_run(parts, reporter)))
     for line in _ending(parts.folder, interrupted):
         out.print(line, highlight=False, soft_wrap=True)
     return INTERRUPTED if interrupted else DONE
+
+
+def wandb_run(config: Config | SupervisedConfig, folder: Path) -> WandbRun:
+    """Where --log.wandb logs the run of a folder."""
+    log_section = config.log
+    project, entity, group = log_section.wandb_project, log_section.wandb_entity, log_section.wandb_group
+    return WandbRun(folder, project, entity, group, config.model_dump(mode="json"))
+
+
+def check_sinks(config: Config | SupervisedConfig) -> None:
+    """The packages that the log options need are there."""
+    if config.log.tensorboard:
+        tensorboard.check_installed()
+    if config.log.wandb:
+        weights_and_biases.check_installed()
 
 
 def _ending(folder: RunFolder, interrupted: bool) -> list[str]:
@@ -177,5 +196,5 @@ def _stored(folder: RunFolder) -> Config:
 
 
 def _fresh_name(config: Config) -> str:
-    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.shown or Path(config.data.path or "data").stem).strip("-")
+    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.shown or Path((config.data.path or ["data"])[0]).stem).strip("-")
     return f"{what}-{config.algo.name.rpartition(':')[2]}-{time.strftime('%m%d-%H%M%S')}"

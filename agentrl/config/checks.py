@@ -216,6 +216,12 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         ("critic", tuple(type(config.critic).model_fields), f"by --algo {algorithm.name}"): not algorithm.critic,
         ("ref", ("path", "offload"), "without --algo.kl.coef"): not algo.kl.coef,
         ("teacher", ("path", "offload"), f"by --algo {algorithm.name}"): not algorithm.teacher,
+        ("log", ("wandb_project", "wandb_entity", "wandb_group"), "without --log.wandb"): not config.log.wandb,
+        ("optim", ("warmup",), "with --optim.warmup-ratio"): config.optim.warmup_ratio > 0,
+        ("critic", ("lr_warmup",), "with --critic.lr-warmup-ratio"): config.critic.lr_warmup_ratio > 0,
+        ("train", ("passes",), "with --train.steps, which says how many batches are trained"): config.train.steps
+        is not None,
+        ("ckpt", ("best_by",), "with --eval.no-enable"): not config.eval.enable,
         ("rollout", ("mask_stale_tokens",), "with --train.max-staleness 0"): config.train.max_staleness == 0,
     }
     for (section, names, why), holds in unread.items():
@@ -277,15 +283,16 @@ def check_resumed(config: Config, stored: Config) -> None:
 def check_supervised(config: SupervisedConfig) -> None:
     """Everything of `sft`, `rm` and `dpo` that needs no model."""
     data, train = config.data, config.train
-    if data.path is None:
+    if not data.path:
         raise ConfigError(f"agentrl {config.kind} learns from data: say which with --data.path FILE_OR_HUB_ID.")
-    if data.label_key is not None:
-        raise ConfigError(f"--data.label-key is not used by agentrl {config.kind}.")
+    for name in ("label_key", "template", "max_prompt_len"):
+        if name in data.changed():
+            raise ConfigError(f"--data.{name.replace('_', '-')} is not used by agentrl {config.kind}.")
     if train.steps is not None and "epochs" in train.changed():
         raise ConfigError("--train.epochs is not used with --train.steps, which says how many updates are made.")
     unread = [name for name in config.eval.changed() if name != "enable"]
-    if unread and (data.test_path is None or not config.eval.enable):
-        why = "without --data.test-path" if data.test_path is None else "with --eval.no-enable"
+    if unread and (not data.test_path or not config.eval.enable):
+        why = "without --data.test-path" if not data.test_path else "with --eval.no-enable"
         raise ConfigError(f"--eval.{unread[0]} is not used {why}.")
     rows = 1 if config.kind == "sft" else 2
     if train.micro_batch_tokens < rows * train.max_len:
@@ -331,10 +338,10 @@ def check_sources(config: Config) -> None:
         raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
     _check_agent(config)
     _check_envs(config)
-    if not config.env.name and config.data.path is None:
+    if not config.env.name and not config.data.path:
         raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
     _check_servers(config)
-    _check_only_with_data(config)
+    _check_data(config)
 
 
 def _check_envs(config: Config) -> None:
@@ -356,7 +363,7 @@ def _check_envs(config: Config) -> None:
         raise ConfigError(
             "--env.weights: every weight must be above 0; leave out an environment that is not to be drawn."
         )
-    if len(env.name) > 1 and config.data.path is not None:
+    if len(env.name) > 1 and config.data.path:
         raise ConfigError("--data.path brings the tasks of one environment: give one --env with it.")
 
 
@@ -385,10 +392,27 @@ def _check_agent(config: Config) -> None:
         )
 
 
-def _check_only_with_data(config: Config) -> None:
-    set_keys: Sequence[str] = [name for name in config.data.changed() if name != "path"]
-    if config.data.path is None and set_keys:
+def _check_data(config: Config) -> None:
+    data = config.data
+    set_keys: Sequence[str] = [name for name in data.changed() if name != "path"]
+    if not data.path and set_keys:
         raise ConfigError(f"--data.{set_keys[0].replace('_', '-')} is not used without --data.path.")
+    if data.probs and len(data.probs) != len(data.path):
+        raise ConfigError(f"--data.probs gives {len(data.probs)} numbers for {len(data.path)} datasets.")
+    if data.probs and (min(data.probs) < 0 or not sum(data.probs)):
+        raise ConfigError("--data.probs: they must be at least 0, and one of them above.")
+    if data.template is not None and data.template.count("{}") != 1:
+        raise ConfigError(f"--data.template {data.template!r}: it must have {{}} once, where the prompt stands.")
+    if data.min_pixels and data.max_pixels and data.min_pixels > data.max_pixels:
+        raise ConfigError(f"--data.min-pixels {data.min_pixels} is more than --data.max-pixels {data.max_pixels}.")
+    if data.test_split is not None and not data.test_path:
+        raise ConfigError("--data.test-split is not used without --data.test-path.")
+    if data.max_prompt_len is not None and (config.env.name or config.agent.name):
+        raise ConfigError("--data.max-prompt-len is not used with --env or --agent, which make the prompt.")
+    if data.max_prompt_len is not None and data.max_prompt_len >= config.rollout.max_len:
+        raise ConfigError(
+            f"--data.max-prompt-len {data.max_prompt_len}: --rollout.max-len {config.rollout.max_len} leaves no room for a reply."
+        )
 
 
 def check_engine(config: Config, known: Sequence[str]) -> None:

@@ -11,8 +11,13 @@ from .section import Section
 
 def to_toml(section: Section) -> str:
     """Every option that has a value, section by section."""
+    return as_toml(section.model_dump())
+
+
+def as_toml(values: dict[str, Any]) -> str:
+    """Nested sections of options; those without a value are left out."""
     lines: list[str] = []
-    _write(section.model_dump(), "", lines)
+    _write(values, "", lines)
     return "\n".join(lines).strip() + "\n"
 
 

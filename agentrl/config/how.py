@@ -192,6 +192,8 @@ class CriticSection(Section):
     """Learning rate over the planned updates; absent: as optim.schedule."""
     lr_warmup: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0."""
+    lr_warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    """In place of lr_warmup: the share of the planned updates over which it rises."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Where linear and cosine end, as a share of lr."""
     weight_decay: float = Field(0.0, ge=0)
@@ -243,6 +245,8 @@ class OptimSection(Section):
     """Learning rate over the planned updates."""
     warmup: int = Field(0, ge=0)
     """Updates over which the learning rate rises from 0."""
+    warmup_ratio: float = Field(0.0, ge=0, lt=1)
+    """In place of warmup: the share of the planned updates over which it rises."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
     """Where linear and cosine end, as a share of lr."""
     ema: float = Field(0.0, ge=0, lt=1)
@@ -264,7 +268,9 @@ class TrainSection(UpdateSection):
     """The loop."""
 
     steps: int | None = Field(None, ge=1)
-    """Batches to train; absent: one pass over the tasks. Required where tasks have no end."""
+    """Batches to train; absent: those of the passes. Required where tasks have no end."""
+    passes: int = Field(1, ge=1)
+    """Passes over the tasks."""
     batch_groups: int = Field(16, ge=1)
     """Groups in a batch."""
     updates_per_batch: int = Field(1, ge=1)
@@ -353,6 +359,8 @@ class CkptSection(Section):
     """Steps between checkpoints; 0 = only at the end and when interrupted."""
     keep: int = Field(2, ge=1)
     """How many are kept; the one with the best evaluation and those with a file `pinned` in their folder stay besides."""
+    best_by: str | None = None
+    """Metric of an evaluation whose highest value is the best, as in eval/pass@4; absent: eval/score/mean; none: keep no best."""
 
 
 class WatchdogSection(Section):

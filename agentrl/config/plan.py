@@ -30,14 +30,14 @@ class Plan:
 
 
 def make_plan(config: Config, total_tasks: int | None, *, tiny: bool) -> Plan:
-    """Without `train.steps`, one pass over the tasks, the short last batch included. Raises ConfigError without an end."""
+    """Without `train.steps`, `train.passes` over the tasks, the short last batch included. Raises ConfigError without an end."""
     train = config.train
     if train.steps is not None:
         steps: int = train.steps
     elif total_tasks is None:
         raise ConfigError("The tasks have no known end: say how many batches to train with --train.steps.")
     else:
-        steps = math.ceil(total_tasks / train.batch_groups)
+        steps = math.ceil(total_tasks * train.passes / train.batch_groups)
     return Plan(
         steps=steps,
         rollouts=train.batch_groups * config.rollout.n_samples,

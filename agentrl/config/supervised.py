@@ -29,24 +29,16 @@ class TrainerConfig(Protocol):
 
 
 class ExamplesSection(DataSection):
-    """The examples to learn from."""
-
-    test_path: str | None = None
-    """Held-out examples, with the same columns; without them nothing is evaluated."""
+    """The examples to learn from. `path` may be trajectories (sft): files of `agentrl rollout --out`, a run's rollouts/."""
 
 
 class AnswersSection(ExamplesSection):
     """What to imitate: conversations, prompts with answers, recorded trajectories, or plain text."""
 
-    path: str | None = None
-    """json, jsonl, parquet, csv or arrow file, a folder, or a hub id; or a trajectory file of `agentrl rollout --out`, or a
-    run's rollouts/ folder."""
     input_key: str = "messages"
     """Column with the chat messages; with data.answer_key the prompt; with sft.pretrain the text."""
     answer_key: str | None = None
     """Column with the answer to the prompt in data.input_key; absent: that column holds whole conversations."""
-    tools_key: str | None = None
-    """Column with the tools of a conversation: a list of function schemas, or one as JSON text."""
 
 
 class PairsSection(ExamplesSection):
@@ -61,8 +53,6 @@ class PairsSection(ExamplesSection):
     """Column with the worse answer."""
     margin_key: str | None = None
     """Column with the margin by which a reward model is to tell the two apart."""
-    tools_key: str | None = None
-    """Column with the tools of a conversation: a list of function schemas, or one as JSON text."""
 
 
 class SupervisedTrainSection(UpdateSection):

@@ -66,22 +66,46 @@ class ModelSection(TrainedModelSection):
 class DataSection(Section):
     """A dataset of prompts, in place of or beside the tasks an environment brings."""
 
-    path: str | None = None
-    """json, jsonl, parquet, csv or arrow file, a folder, or a hub id."""
+    path: Names = []
+    """json, jsonl, parquet, csv or arrow file, a folder, or a hub id (ID@NAME: one of its configurations); several are used
+    one after the other, or mixed by data.probs."""
+    probs: list[float] = []
+    """How often each of several datasets is drawn from, one number each; until every one has been passed over once."""
     split: str = "train"
     """Split of a dataset that has several."""
     input_key: str = "input"
     """Column with the prompt: a string or a list of chat messages."""
+    template: str | None = None
+    """Text around prompts that are strings; {} stands for the prompt."""
     label_key: str | None = None
     """Column with the label; reaches the environment or reward function with its type unchanged."""
     image_key: str | None = None
     """Column with an image or a list of images."""
+    tools_key: str | None = None
+    """Column with the tools of a prompt, OpenAI function schemas as a list or as JSON text; shown by the chat template."""
     max_samples: int | None = Field(None, ge=1)
-    """Use the first N rows."""
+    """Use the first N rows of each dataset."""
+    max_prompt_len: int | None = Field(None, ge=1)
+    """Leave out rows whose prompt has more tokens, images and tools included; absent: those that rollout.max_len cannot hold."""
     on_error: Literal["error", "skip"] = "error"
-    """An unreadable row: stop, or skip and count it."""
-    test_path: str | None = None
-    """Dataset for evaluation, with the same columns; without one a run on a dataset is not evaluated."""
+    """An unreadable row, or line of JSON: stop, or skip and count it."""
+    check_images: int | None = Field(None, ge=0)
+    """Open the images of the first N rows before the run; absent: of all."""
+    min_pixels: int | None = Field(None, ge=1)
+    """Enlarge images that have fewer pixels, for engine and trainer alike."""
+    max_pixels: int | None = Field(None, ge=1)
+    """Shrink images that have more pixels."""
+    allow_urls: bool = False
+    """Fetch images at http and https addresses; private addresses are refused."""
+    test_path: Names = []
+    """Datasets for evaluation, with the same columns; without one a run on a dataset is not evaluated."""
+    test_split: str | None = None
+    """Split of test_path; absent: data.split."""
+
+    @field_validator("path", "test_path", mode="before")
+    @classmethod
+    def _one_or_many(cls, path: Any) -> Any:
+        return [path] if isinstance(path, str) else [] if path is None else path
 
 
 class EnvSection(Section):
@@ -176,6 +200,14 @@ class SinkSection(Section):
 
     tensorboard: bool = False
     """Write TensorBoard event files to the run folder (needs the tensorboard package)."""
+    wandb: bool = False
+    """Log to Weights & Biases (needs the wandb package; WANDB_MODE=offline writes to the run folder alone)."""
+    wandb_project: str = "agentrl"
+    """Project of the run there."""
+    wandb_entity: str | None = None
+    """User or team it belongs to; absent: your own default."""
+    wandb_group: str | None = None
+    """Group of runs it is shown in."""
     progress: Literal["auto", "plain", "none"] = "auto"
     """auto: a live table on a terminal, plain lines elsewhere."""
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .tensorboard import TensorBoardSink
+from .weights_and_biases import WandbRun, WandbSink
 
 RECENT = 48
 TIMED = 8
@@ -232,10 +233,13 @@ class LiveReporter(SilentReporter):
         return table
 
 
+Sink = SilentReporter | TensorBoardSink | WandbSink
+
+
 class Reporters(SilentReporter):
     """Several reporters as one."""
 
-    def __init__(self, reporters: Sequence[SilentReporter | TensorBoardSink]) -> None:
+    def __init__(self, reporters: Sequence[Sink]) -> None:
         self._reporters = reporters
         self._stack = ExitStack()
 
@@ -267,12 +271,14 @@ def make_reporter(
     steps: int | None,
     *,
     tensorboard: Path | None = None,
+    wandb: WandbRun | None = None,
     console: Console | None = None,
     shown: Shown = SHOWN,
 ) -> Reporters:
     """A `loop.Reporter` and context manager. auto: live on a terminal, else plain. Shows on stderr.
 
-    `tensorboard` = the folder for event files; raises ConfigError when the package is not installed.
+    `tensorboard` = the folder for event files, `wandb` = where to log; raises ConfigError when the package of one is not
+    installed.
     """
     console = console or Console(stderr=True, highlight=False)
     screen: SilentReporter = SilentReporter()
@@ -280,4 +286,9 @@ def make_reporter(
         screen = LiveReporter(console, steps, shown)
     elif mode != "none":
         screen = PlainReporter(console, steps, shown)
-    return Reporters([screen] if tensorboard is None else [screen, TensorBoardSink(tensorboard)])
+    sinks: list[Sink] = [screen]
+    if tensorboard is not None:
+        sinks.append(TensorBoardSink(tensorboard))
+    if wandb is not None:
+        sinks.append(WandbSink(wandb))
+    return Reporters(sinks)

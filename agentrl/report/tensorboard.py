@@ -15,8 +15,7 @@ class TensorBoardSink:
     """Writes event files to a folder. Raises ConfigError when the tensorboard package is not installed."""
 
     def __init__(self, folder: Path) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError("--log.tensorboard needs the tensorboard package: pip install tensorboard.")
+        check_installed()
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,3 +45,9 @@ class TensorBoardSink:
 
     def evaluation(self, record: dict[str, Any]) -> None:
         self.step(record)
+
+
+def check_installed() -> None:
+    """Raises ConfigError when the tensorboard package is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError("--log.tensorboard needs the tensorboard package: pip install tensorboard.")

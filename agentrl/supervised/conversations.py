@@ -59,11 +59,10 @@ def margin_of(row: Mapping[str, Any], key: str | None) -> float:
 
 
 def _opening(task: Task) -> list[Message]:
-    """The prompt with the row's images in their places: where a message leaves one open, else before the first text of a
-    user.
-    """
-    prompt = task.prompt if isinstance(task.prompt, list) else [{"role": "user", "content": task.prompt or ""}]
-    return placed(prompt, task.images)
+    """The prompt with the row's images: in messages they stand already, before a text they are put."""
+    if isinstance(task.prompt, list):
+        return placed(task.prompt, ())
+    return placed([{"role": "user", "content": task.prompt or ""}], task.images)
 
 
 def placed(messages: Sequence[Any], images: Sequence[Image]) -> list[Message]:

@@ -35,11 +35,12 @@ def load_examples(
     Raises DataError for a file or row that cannot be read (unless `data.on_error` says skip), and when nothing is left.
     """
     section = config.data
-    path = section.test_path if held_out else section.path
-    if isinstance(config, SftConfig) and path is not None and is_recorded(path):
-        found = recorded_examples(path, config, Speller(renderer), renderer, store)
+    paths = section.test_path if held_out else section.path
+    path = ", ".join(paths)
+    if isinstance(config, SftConfig) and all(map(is_recorded, paths)):
+        found = recorded_examples(paths, config, Speller(renderer), renderer, store)
     else:
-        tasks = load_tasks(section.model_copy(update={"path": path}), evaluation=False)
+        tasks = load_tasks(section, evaluation=held_out, seed=config.run.seed)
         _check_columns(tasks[0], config)
         found = _Maker(config, renderer, store).examples(tasks[: config.eval.samples] if held_out else tasks, told)
     found.items = found.items[: config.eval.samples if held_out else section.max_samples]
@@ -57,7 +58,7 @@ def _check_columns(task: Task, config: SupervisedConfig) -> None:
         key = getattr(data, name)
         if key is not None and key not in task.row:
             flag = f"--data.{name.replace('_', '-')}"
-            raise DataError(f"{data.path} has no column {key!r} ({flag}). It has: {', '.join(task.row)}.")
+            raise DataError(f"{', '.join(data.path)} has no column {key!r} ({flag}). It has: {', '.join(task.row)}.")
 
 
 class _Maker:
@@ -80,7 +81,9 @@ class _Maker:
                 made.left_out[str(error)] += 1
             except DataError as error:
                 if self._config.data.on_error == "error":
-                    raise DataError(f"{task.id.replace('-', ' ')} of {self._config.data.path}: {error}") from error
+                    raise DataError(
+                        f"{task.id.replace('-', ' ')} of {', '.join(self._config.data.path)}: {error}"
+                    ) from error
                 log.warning("skipped %s: %s", task.id, error)
                 made.left_out[UNREADABLE] += 1
         made.cut = self._cut

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,13 @@ def _files(path: Path) -> list[Path]:
 
 
 def recorded_examples(
-    path: str, config: SftConfig, speller: Speller, renderer: Renderer, store: ImageStore | None
+    paths: Sequence[str], config: SftConfig, speller: Speller, renderer: Renderer, store: ImageStore | None
 ) -> Examples:
     """One example a training row, in the tokens that were sampled; of another model's episodes one a conversation, spelled
     anew. Raises DataError for a line that is no record.
     """
     found = Examples()
-    episodes = list(_episodes(path))
+    episodes = [found for path in paths for found in _episodes(path)]
     own = all(_spells(episode, renderer) for episode, _ in episodes[:LOOKED_AT])
     for episode, images in episodes:
         reason = _reason(episode, config.sft.min_score)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import runpy
 import warnings
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,7 @@ from ..background import background
 from ..core.sampled import END, TOKENIZER, spelled
 from .test_fuzz import Still
 
+ROOT = Path(__file__).resolve().parents[2]
 EACH = 6
 ENOUGH_S = 20
 LIMITS = Limits(max_turns=10, max_new_tokens=50, max_len=2000)
@@ -100,3 +103,10 @@ def _try(cases: Any, seen: set[int]) -> None:
 
     with suppress(Unsatisfiable):  # an operation that takes nothing can be asked nothing wrong
         answered()
+
+
+def test_the_pages_of_the_documentation_are_what_the_servers_say() -> None:
+    pages = dict(runpy.run_path(str(ROOT / "scripts" / "openapi_pages.py"))["pages"]())
+    written = {path.name: path.read_text() for path in (ROOT / "docs" / "openapi").iterdir()}
+    assert written == pages, "run scripts/openapi_pages.py"
+    assert "`POST /v1/sessions/{session_id}/step`" in pages["env.md"] and "- `index`: integer" in pages["env.md"]

@@ -18,6 +18,7 @@ from agentrl.envs.calculator_math import CalculatorMath
 from agentrl.envs.screenshot_math import ScreenshotMath
 
 from ..background import background, serving_envs
+from ..bad_network import restarting
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,21 @@ def test_rollout_plays_the_same_over_a_server(agentrl, models, url: str, env: st
         options = ["--engine", "random", "--model", models(model), "-n", 3, "--samples", 2, "--run.seed", 4]
         said = agentrl("rollout", "--env", name, *options, "--out", f"{out}.jsonl")
         assert said.code == 0, said.err
+    assert lines(tmp_path / "here.jsonl") == lines(tmp_path / "there.jsonl")
+
+
+def test_a_server_that_starts_again_loses_no_episode_and_counts_none_twice(
+    agentrl, models, url: str, tmp_path: Path
+) -> None:
+    options = ["--engine", "random", "--model", models("tiny-text"), "-n", 6, "--samples", 2, "--run.seed", 4]
+    with (
+        serving_envs({"calculator_math": CalculatorMath}) as other,
+        restarting([url, other], restarts=(30, 45, 60)) as (network, address),
+    ):
+        for name, out in (("calculator_math", "here"), (f"{address}/calculator_math", "there")):
+            said = agentrl("rollout", "--env", name, *options, "--out", f"{out}.jsonl")
+            assert said.code == 0, said.err
+    assert network.faults["restart"] == 3
     assert lines(tmp_path / "here.jsonl") == lines(tmp_path / "there.jsonl")
 
 

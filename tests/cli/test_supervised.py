@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Said
+from ..conftest import Said
 
 CHAT = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}

@@ -44,8 +44,8 @@ def test_the_engine_takes_as_many_pictures_as_may_come(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], opening: int, most: int
 ) -> None:
     monkeypatch.setattr("agentrl.preflight.model_config", _answer(config))
-    monkeypatch.setattr(EnvFacts, "images", property(_answer(opening)))
-    ready = Ready(Config(), str(tmp_path), [], [], EnvFacts(None), Limits(max_turns=4), ())
+    facts = EnvFacts(None, images=opening)
+    ready = Ready(Config(), str(tmp_path), {}, [], facts, Limits(max_turns=4), ())
     assert ready.max_images == most
 
 

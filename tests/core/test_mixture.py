@@ -16,7 +16,7 @@ from agentrl import ConfigError, Task
 from agentrl.assemble import EnvSource, make_executor
 from agentrl.config import Config
 from agentrl.config.checks import check_sources
-from agentrl.preflight import held_out_tasks
+from agentrl.preflight import evaluated_tasks, held_out_tasks
 from agentrl.rollout.mixture import make_source
 
 SIZES = {"a": 5, "b": 40, "c": 3}
@@ -111,7 +111,8 @@ def test_options_are_for_all_or_for_one_by_its_short_name(pair: list[str]) -> No
     assert EnvSource(two).options == {"level": "hard", "count": 5}
     assert EnvSource(two, name=pair[1]).options == {}
     assert sorted(make_executor(two).played) == ["Add", "Sub"]  # type: ignore[attr-defined]
-    held_out = held_out_tasks(two.model_copy(update={"eval": two.eval.model_copy(update={"tasks": 4})}))
+    few = two.model_copy(update={"eval": two.eval.model_copy(update={"tasks": 4})})
+    held_out = evaluated_tasks(held_out_tasks(few), few)
     assert [(task.env, task.id) for task in held_out] == [
         *(("Add", f"test-{i}") for i in range(4)),
         *(("Sub", f"test-{i}") for i in range(4)),

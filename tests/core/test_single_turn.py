@@ -73,7 +73,7 @@ async def test_a_function_is_given_what_it_names(chat: Renderer, renderer_of: Re
 
     record = await judged(renderer_of("vision"), everything, task=task)
     assert record.error is None
-    assert seen.keys() == {"prompt", "completion", "label", "row", "images", "task"}
+    assert seen.keys() == {"prompt", "completion", "label", "row", "images", "task", "prompt_text", "query"}
     assert (seen["label"], seen["row"]["a"], seen["images"], seen["task"]) == (["7", 7], 2**55 + 1, (picture,), task)
     assert [sha for sha, _, _ in record.rows()[0].images] == [picture.sha256]
 

@@ -9,9 +9,13 @@ import pytest
 
 REPAIR = "from agentrl.torchvision_ops import ensure_torchvision_imports as ensure; ensure(); ensure()\n"
 USE = "from transformers import Qwen3ForCausalLM, Qwen2VLImageProcessor\nimport torchvision.transforms.v2.functional\n"
+USE += "import datasets; datasets.Dataset.from_list([{'a': 1}])\n"
 
 
-@pytest.mark.parametrize("before", ["", "import transformers; from transformers import AutoTokenizer\n"])
+BEFORE = ["", "import transformers, datasets; from transformers import AutoTokenizer\n"]
+
+
+@pytest.mark.parametrize("before", BEFORE)
 def test_models_and_processors_import_whatever_torchvision_is_there(before: str) -> None:
     pytest.importorskip("torch")
     run = subprocess.run(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -16,6 +13,8 @@ from agentrl.envs.env_client import EnvClient
 from agentrl.envs.remote import RemoteEnv
 
 from agentrl import Action, Env, Task
+
+from ..bad_network import bad_network
 
 EPISODES = 12
 STEPS = 15
@@ -46,55 +45,6 @@ class Ledger(Env):
         type(self).open -= hasattr(self, "turn")
 
 
-class BadNetwork:
-    """A TCP proxy that delays pieces, swallows answers, and cuts connections, by a seed."""
-
-    def __init__(self, port: int, seed: int) -> None:
-        self.port = port
-        self.luck = random.Random(seed)
-        self.faults: Counter[str] = Counter()
-        self.on = True
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_in, there_out = await asyncio.open_connection("127.0.0.1", self.port)
-        ways = [self._pump(reader, there_out, "request"), self._pump(there_in, writer, "answer")]
-        pumps = [asyncio.ensure_future(way) for way in ways]
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        for pump in pumps:
-            pump.cancel()
-        for stream in (writer, there_out):
-            stream.transport.abort()
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, what: str) -> None:
-        while True:
-            try:
-                piece = await source.read(65536)
-            except ConnectionError:
-                return
-            if not piece:
-                return
-            dice = self.luck.random() if self.on else 1.0
-            if dice < 0.04:
-                self.faults[f"{what} cut"] += 1
-                return
-            if dice < 0.07 and what == "answer":
-                self.faults["answer swallowed"] += 1
-                continue
-            if dice < 0.2:
-                self.faults["delay"] += 1
-                await asyncio.sleep(0.02)
-            sink.write(piece)
-
-
-@asynccontextmanager
-async def bad_network(seed: int) -> AsyncIterator[tuple[BadNetwork, str]]:
-    async with listening(env_app({"ledger": Ledger}), bind("127.0.0.1", 0)) as url:
-        network = BadNetwork(int(url.rpartition(":")[2]), seed)
-        server = await asyncio.start_server(network.handle, "127.0.0.1", 0)
-        yield network, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        server.close()
-
-
 @pytest.mark.parametrize("transport", ["stream", "http"])
 async def test_every_step_is_taken_once(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Ledger.taken.clear()
@@ -111,7 +61,10 @@ async def test_every_step_is_taken_once(transport: str, monkeypatch: pytest.Monk
         await env.close()
         return said
 
-    async with bad_network(seed=7) as (network, url):
+    async with (
+        listening(env_app({"ledger": Ledger}), bind("127.0.0.1", 0)) as own,
+        bad_network(own, seed=7) as (network, url),
+    ):
         network.on = False
         envs = [await asyncio.to_thread(RemoteEnv, url) for _ in range(EPISODES)]
         for env in envs:

@@ -1,0 +1,290 @@
+"""The rows of one dataset, whatever it is stored in, with the types they were stored with.
+
+Lines of JSON are kept as text in the memory-mapped table that `datasets` makes of them, and parsed when a row is looked at:
+every row has the types its own line says, and a line that is no JSON is one bad row, not a bad file.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import DataError
+
+Row = dict[str, Any]
+READERS = {".jsonl": "lines", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
+PACKED = (".gz", ".bz2", ".xz", ".zst")
+LOOKED_AT = 100
+"""Rows at the start that say which columns lines of JSON have."""
+BATCH = 1000
+
+
+class Rows(ABC):
+    """Rows by number, from 0; the same number is the same row every time. `name` is what messages call the dataset, and
+    paths in it are relative to `folder`.
+    """
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.name = name
+        self.folder = folder
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @property
+    @abstractmethod
+    def columns(self) -> list[str]: ...
+
+    @abstractmethod
+    def row(self, number: int) -> Row:
+        """Raises DataError with the number when there is something else than a row."""
+
+    @abstractmethod
+    def scan(self) -> Iterator[tuple[int, Row | DataError]]:
+        """(number, row or what is wrong with it) of every row, in order; blank lines are left out."""
+
+    def error(self, number: int, what: str) -> DataError:
+        return DataError(f"row {number} of {self.name}: {what}")
+
+
+class TableRows(Rows):
+    """A table of `datasets`: parquet, csv, arrow, hub, disk. Memory-mapped."""
+
+    def __init__(self, name: str, folder: Path, table: Any) -> None:
+        super().__init__(name, folder)
+        self._table = _undecoded(table)
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._table.column_names)
+
+    def row(self, number: int) -> Row:
+        return dict(self._table[number])
+
+    def scan(self) -> Iterator[tuple[int, Row | DataError]]:
+        for start in range(0, len(self), BATCH):
+            batch = self._table[start : start + BATCH]
+            names = list(batch)
+            for offset, values in enumerate(zip(*batch.values(), strict=True)):
+                yield start + offset, dict(zip(names, values, strict=True))
+
+
+class LineRows(Rows):
+    """A table with one line of JSON a row."""
+
+    def __init__(self, name: str, folder: Path, table: Any) -> None:
+        super().__init__(name, folder)
+        self._table = table
+        self._columns: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def columns(self) -> list[str]:
+        if self._columns is None:
+            lines = self._table[:LOOKED_AT]["text"]
+            rows = [self._parse(i, line) for i, line in enumerate(lines) if line.strip()]
+            self._columns = list(dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row))
+        return self._columns
+
+    def row(self, number: int) -> Row:
+        row = self._parse(number, self._table[number]["text"])
+        if isinstance(row, DataError):
+            raise row
+        return row
+
+    def scan(self) -> Iterator[tuple[int, Row | DataError]]:
+        for start in range(0, len(self), BATCH):
+            for offset, line in enumerate(self._table[start : start + BATCH]["text"]):
+                if line and not line.isspace():
+                    yield start + offset, self._parse(start + offset, line)
+
+    def _parse(self, number: int, line: str) -> Row | DataError:
+        try:
+            row = json.loads(line.removeprefix("\ufeff"))
+        except (ValueError, RecursionError) as error:
+            return self.error(number, f"no JSON: {error}")
+        return row if isinstance(row, dict) else self.error(number, f"{repr(row)[:60]} is no object with columns")
+
+
+class ListRows(Rows):
+    """Rows of a JSON file that is one list."""
+
+    def __init__(self, name: str, folder: Path, listed: list[Any]) -> None:
+        super().__init__(name, folder)
+        self._listed = listed
+
+    def __len__(self) -> int:
+        return len(self._listed)
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(key for row in self._listed[:LOOKED_AT] if isinstance(row, dict) for key in row))
+
+    def row(self, number: int) -> Row:
+        row = self._listed[number]
+        if not isinstance(row, dict):
+            raise self.error(number, f"{repr(row)[:60]} is no object with columns")
+        return dict(row)
+
+    def scan(self) -> Iterator[tuple[int, Row | DataError]]:
+        for number in range(len(self)):
+            try:
+                yield number, self.row(number)
+            except DataError as error:
+                yield number, error
+
+
+def open_rows(path: str, split: str = "train") -> Rows:
+    """The rows of a file, a folder, or a hub id (`ID@NAME`: one of its configurations, or a folder in it).
+
+    Nothing is checked but that it can be read. Raises DataError.
+    """
+    import datasets
+
+    datasets.disable_progress_bars()
+    place = Path(path).expanduser()
+    kind = file_kind(place)
+    if place.is_file() and not place.stat().st_size:
+        raise DataError(f"--data.path {path}: the file is empty")
+    if kind is not None and not place.exists():
+        raise DataError(f"--data.path {path}: there is no such file")
+    if place.is_file() and kind is None:
+        raise DataError(f"--data.path {path}: files are read by their ending: {', '.join(READERS)}.")
+    if place.is_file() and split != "train":
+        raise DataError(f"--data.path {path} is one file, and has no split {split!r}.")
+    try:
+        return _open(path, place, kind, split)
+    except DataError:
+        raise
+    except Exception as error:  # `datasets` and the hub's client raise nearly anything
+        cause = error.__cause__ or error
+        said = " ".join(str(cause).split()) or type(cause).__name__
+        raise DataError(f"--data.path {path}: {said[:400]}") from error
+
+
+def file_kind(path: Path) -> str | None:
+    """How a file is read, by its ending; None for anything else. Of packed files those with lines of JSON are read."""
+    if path.suffix not in PACKED:
+        return READERS.get(path.suffix)
+    packed = READERS.get(path.with_suffix("").suffix)
+    return packed if packed in ("lines", "json") else None
+
+
+def _open(path: str, place: Path, kind: str | None, split: str) -> Rows:
+    import datasets
+
+    if place.is_dir():
+        return _folder(path, place, split)
+    if not place.is_file():
+        return TableRows(path, Path("."), _hub(path, split))
+    if kind == "json" and _first_character(place) == "[":
+        return _document(path, place)
+    if kind in ("lines", "json"):
+        return LineRows(path, place.parent, _lines([str(place)]))
+    assert kind is not None
+    options = _csv_options(place) if kind == "csv" else {}
+    return TableRows(path, place.parent, datasets.load_dataset(kind, data_files=str(place), split="train", **options))
+
+
+def _lines(files: list[str]) -> Any:
+    """Bytes that are no UTF-8 become an escape that JSON does not know, so that their row is a bad one."""
+    import datasets
+
+    return datasets.load_dataset("text", data_files=files, split="train", encoding_errors="backslashreplace")
+
+
+def _csv_options(place: Path) -> dict[str, Any]:
+    """Every cell is a string: what a csv file holds has no type, and guessing turns 007 into 7 and NA into nothing."""
+    import csv
+
+    import datasets
+
+    separator = "\t" if ".tsv" in place.suffixes else ","
+    with place.open(encoding="utf-8-sig", newline="") as file:
+        header = next(csv.reader(file, delimiter=separator), [])
+    return {
+        "keep_default_na": False,
+        "sep": separator,
+        "features": datasets.Features({name: datasets.Value("string") for name in header}),
+    }
+
+
+def _first_character(place: Path) -> str:
+    if place.suffix in PACKED:
+        return ""
+    with place.open(encoding="utf-8-sig", errors="replace") as file:
+        return next((line.lstrip()[0] for line in file if line.strip()), "")
+
+
+def _document(path: str, place: Path) -> ListRows:
+    try:
+        listed = json.loads(place.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"--data.path {path} is no JSON: {error}") from error
+    return ListRows(path, place.parent, listed)
+
+
+def _folder(path: str, place: Path, split: str) -> Rows:
+    """What `save_to_disk` wrote, or a folder of data files, whose names say the split as on the hub."""
+    import datasets
+
+    if (place / "dataset_dict.json").is_file():
+        found = datasets.load_from_disk(str(place))
+        if split not in found:
+            raise DataError(f"--data.path {path} has no split {split!r}. It has: {', '.join(found)}.")
+        return TableRows(path, place, found[split])
+    if (place / "state.json").is_file():
+        return TableRows(path, place, datasets.load_from_disk(str(place)))
+    files = _split_files(place, split)
+    if files and all(_holds_lines(Path(file)) for file in files):
+        return LineRows(path, place, _lines(files))
+    return TableRows(path, place, datasets.load_dataset(str(place), split=split))
+
+
+def _holds_lines(file: Path) -> bool:
+    kind = file_kind(file)
+    return kind == "lines" or (kind == "json" and _first_character(file) != "[")
+
+
+def _split_files(place: Path, split: str) -> list[str]:
+    """The files of a split, empty where `datasets` finds none by their names."""
+    from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
+
+    try:
+        found = DataFilesDict.from_patterns(get_data_patterns(str(place)), base_path=str(place))
+    except (EmptyDatasetError, FileNotFoundError):
+        return []
+    return [str(file) for file in found.get(split, [])]
+
+
+def _hub(path: str, split: str) -> Any:
+    import datasets
+
+    hub_id, _, part = path.partition("@")
+    if Path(path).is_absolute() or path.startswith((".", "~")) or hub_id.count("/") > 1:
+        raise DataError(f"--data.path {path}: there is no such file or folder")
+    if not part:
+        return datasets.load_dataset(hub_id, split=split)
+    if part in datasets.get_dataset_config_names(hub_id):
+        return datasets.load_dataset(hub_id, part, split=split)
+    return datasets.load_dataset(hub_id, data_dir=part, split=split)
+
+
+def _undecoded(table: Any) -> Any:
+    """The table with its pictures as they are stored: they are decoded when a task is made, as those of other files are."""
+    import datasets
+
+    for name, feature in table.features.items():
+        if isinstance(feature, datasets.Image):
+            table = table.cast_column(name, datasets.Image(decode=False))
+        elif isinstance(getattr(feature, "feature", None), datasets.Image):
+            table = table.cast_column(name, datasets.List(datasets.Image(decode=False)))
+    return table

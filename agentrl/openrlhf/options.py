@@ -1,0 +1,63 @@
+"""The options of OpenRLHF, and what each is here."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+CONVERTED = "train_ppo_ray"
+"""The program whose command lines are converted."""
+READ = {"int": int, "float": float, "str": str, "floats": float, "strs": str}
+
+
+@dataclass(frozen=True)
+class Option:
+    """`ours` is the option here, with a remark; or `none: ` and why there is none."""
+
+    name: str
+    kind: str
+    default: Any
+    ours: str
+
+    @property
+    def reason(self) -> str | None:
+        """Why there is none; None where there is one."""
+        return self.ours.removeprefix("none: ") if self.ours.startswith("none: ") else None
+
+
+@functools.cache
+def options() -> dict[str, tuple[Option, ...]]:
+    """The options of each program; those of train_sft, train_rm and train_dpo together."""
+    found: dict[str, tuple[Option, ...]] = {}
+    program = ""
+    for line in resources.files(__package__).joinpath("options.txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            program = line.strip("[]")
+        elif line and not line.startswith("#"):
+            found[program] = (*found.get(program, ()), _option(line))
+    return found
+
+
+def _option(line: str) -> Option:
+    name, kind, default, ours = (part.strip() for part in line.split("|"))
+    return Option(name, kind, _default(kind, default), ours)
+
+
+def _default(kind: str, text: str) -> Any:
+    if kind == "flag":
+        return False
+    values = [READ[kind](word) for word in text.split()]
+    if kind in ("floats", "strs"):
+        return values or None
+    return values[0] if values else None
+
+
+def table() -> str:
+    """The table of docs/from-openrlhf.md."""
+    lines: list[str] = []
+    for program, known in options().items():
+        lines += ["", f"### {program}", "", "| option | here |", "|---|---|"]
+        lines += [f"| `{option.name}` | {option.ours.replace('none: ', '–: ', 1)} |" for option in known]
+    return "\n".join(lines).strip() + "\n"

@@ -1,0 +1,117 @@
+"""What rows may be stored in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import DataError
+from agentrl.config import DataSection
+from agentrl.data import load_tasks, open_rows
+
+from .hub import serving
+
+ROWS = [{"input": "1+1", "label": 2}, {"input": "2+2", "label": 4}]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "json", "arrow", "disk", "dict", "folder"])
+def test_every_store_gives_the_same_rows(kind: str, stored: Callable[..., str]) -> None:
+    rows = open_rows(stored(kind, ROWS))
+    assert rows.columns == ["input", "label"] and len(rows) == 2
+    assert [row for _, row in rows.scan()] == ROWS == [rows.row(0), rows.row(1)]
+
+
+def test_the_splits_of_a_disk_format_and_of_a_folder(stored: Callable[..., str], tmp_path: Path) -> None:
+    path = stored("dict", ROWS)
+    assert len(open_rows(path, "test")) == 1
+    with pytest.raises(DataError, match=r"has no split 'valid'. It has: train, test"):
+        open_rows(path, "valid")
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"input": "a", "label": 1}\n{"input": "b", "label": "1"}\n')
+    (folder / "test.jsonl").write_text('{"input": "c"}\n')
+    config = {"path": str(folder), "test_path": str(folder), "test_split": "test"}
+    assert [t.row.get("label") for t in load_tasks(DataSection.model_validate(config), evaluation=False)] == [1, "1"]
+    assert [t.prompt for t in load_tasks(DataSection.model_validate(config), evaluation=True)] == ["c"]
+
+
+def test_cells_of_a_csv_are_strings(tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text("input,label\n007,NA\n1.50,\n")
+    assert [row for _, row in open_rows(str(tmp_path / "data.csv")).scan()] == [
+        {"input": "007", "label": "NA"},
+        {"input": "1.50", "label": ""},
+    ]
+
+
+def test_packed_lines_blank_lines_and_a_mark_at_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "data.jsonl.gz"
+    path.write_bytes(gzip.compress('\ufeff{"input": "a"}\n\n   \n{"input": "b"}'.encode()))
+    assert [(n, row) for n, row in open_rows(str(path)).scan()] == [(0, {"input": "a"}), (3, {"input": "b"})]
+
+
+def test_lines_that_are_no_json_are_bad_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_bytes(
+        b'{"input": "a"}\n{"input": \n[1]\n{"input": "\xff"}\n{"input": "b"}\n{"input": 3}\n{"other": "c"}\n'
+    )
+    with pytest.raises(DataError, match=r"row 1 of .*data.jsonl: no JSON"):
+        load_tasks(DataSection(path=str(path)), evaluation=False)
+    tasks = load_tasks(DataSection(path=str(path), on_error="skip"), evaluation=False)
+    assert [task.id for task in tasks] == ["row-0", "row-4"]
+    assert "5 of 7 rows skipped: row 1, row 2, row 3, row 5, row 6" in caplog.text
+    assert "there is no 'input' in it; it has other" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("none.jsonl", None, "there is no such file"),
+        ("empty.jsonl", "", "the file is empty"),
+        ("blank.jsonl", "\n\n", "has no column 'input'"),
+        ("text.md", "hello", "files are read by their ending: .jsonl, .json, .parquet"),
+        ("broken.json", "[1, ", "is no JSON"),
+        ("broken.parquet", "PARQUET?", "broken.parquet"),
+        ("./nowhere", None, "there is no such file or folder"),
+    ],
+)
+def test_what_cannot_be_read_says_so(name: str, content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    path = name if name.startswith("./") else str(tmp_path / name)
+    with pytest.raises(DataError, match=message):
+        load_tasks(DataSection(path=path), evaluation=False)
+
+
+@pytest.mark.slow
+def test_the_hub(tmp_path: Path) -> None:
+    """A dataset with two configurations, by its id, from a server that answers the hub's routes."""
+    repo = tmp_path / "hub" / "some" / "sums"
+    for part, answer in (("easy", 2), ("hard", 1764)):
+        (repo / part).mkdir(parents=True)
+        (repo / part / "train.jsonl").write_text(json.dumps({"input": part, "label": answer}) + "\n")
+    yaml = "".join(f"- config_name: {part}\n  data_files: {part}/*.jsonl\n" for part in ("easy", "hard"))
+    (repo / "README.md").write_text(f"---\nconfigs:\n{yaml}---\n")
+    code = (
+        "import sys; from agentrl.data import open_rows; from agentrl import DataError\n"
+        "print(open_rows('some/sums@hard').row(0), open_rows('some/sums@easy').row(0))\n"
+        "for wrong in ('some/sums', 'some/other', 'some/sums@harder'):\n"
+        "    try: open_rows(wrong)\n"
+        "    except DataError as error: print('ERROR', error)\n"
+    )
+    with serving(tmp_path / "hub") as address:
+        environment = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home")}
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120
+        )
+    said: list[Any] = done.stdout.splitlines()
+    assert said[0] == "{'input': 'hard', 'label': 1764} {'input': 'easy', 'label': 2}", done.stderr
+    assert len(said) == 4 and all(line.startswith("ERROR --data.path some/") for line in said[1:])
+    assert "easy" in said[1] and "other" in said[2] and "harder" in said[3]

@@ -1,0 +1,178 @@
+"""What reaches a task: prompts, pictures, tools, mixtures; and what is said about rows that are none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as PILImage
+
+from agentrl import DataError, Image
+from agentrl.assemble import make_tasks
+from agentrl.config import Config, DataSection
+from agentrl.data import load_tasks, read_row, row_task
+from agentrl.data.mixture import mixed
+from agentrl.data.pictures import bounded
+from agentrl.rollout.task_source import TaskSource
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def section(**options: Any) -> DataSection:
+    return DataSection.model_validate({"path": "data.jsonl", **options})
+
+
+def test_a_bad_row_is_named_before_anything_else_happens(lines: Callable[..., str]) -> None:
+    path = lines([{"input": "a"}, {"input": "b"}, {"input": None}])
+    with pytest.raises(DataError, match=r"row 2 of .*'input' is None"):
+        load_tasks(section(path=path), evaluation=False)
+    assert len(load_tasks(section(path=path, max_samples=2), evaluation=False)) == 2
+    kept = load_tasks(section(path=path, on_error="skip"), evaluation=False)
+    assert [task.id for task in kept] == ["row-0", "row-1"]
+
+
+@pytest.mark.parametrize("form", ["http://host/red.png", "nowhere.png", b"no picture", 3, {"file": "red.png"}])
+def test_a_picture_that_is_none_names_its_row(tmp_path: Path, form: Any) -> None:
+    with pytest.raises(DataError, match="row 5 of"):
+        row_task(5, {"input": "a", "image": form}, section(path=str(tmp_path / "data.jsonl"), image_key="image"))
+
+
+def test_a_template_stands_around_strings() -> None:
+    templated = section(template="Question: {}\n{x} Answer:")
+    assert read_row({"input": "1+{}?"}, templated).prompt == "Question: 1+{}?\n{x} Answer:"
+    with pytest.raises(DataError, match="template is for prompts that are strings"):
+        read_row({"input": [{"role": "user", "content": "a"}]}, templated)
+
+
+@pytest.mark.parametrize("tools", [[WEATHER], '[{"type": "function", "function": {"name": "weather"}}]'])
+def test_tools_of_a_row(tools: Any) -> None:
+    shown = read_row({"input": "a", "tools": tools}, section(tools_key="tools"))
+    assert shown.tools[0]["function"]["name"] == "weather"
+    assert row_task(0, {"input": "a", "tools": tools}, section(tools_key="tools")).tools == shown.tools
+    with pytest.raises(DataError, match="tools are"):
+        read_row({"input": "a", "tools": "{}"}, section(tools_key="tools"))
+
+
+def test_what_a_columnar_file_fills_with_nulls_is_left_out() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1, "y": None}}}
+    row = {
+        "input": [
+            {"role": "user", "content": [{"type": "text", "text": "hi", "image": None}], "tool_calls": None},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": None}}],
+    }
+    shown = read_row(row, section(tools_key="tools"))
+    said: Any = shown.prompt
+    assert said[0] == {"role": "user", "content": ["hi"]} and said[1]["content"] is None
+    assert said[1]["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+    assert shown.tools == ({"type": "function", "function": {"name": "f"}},)
+
+
+def test_where_pictures_stand_in_a_prompt(tmp_path: Path, forms: dict[str, Any]) -> None:
+    """Before a string, at its <image>, in the places of messages, or before the first text of the user."""
+    pictures = section(image_key="image")
+
+    def order(prompt: Any, *images: Any) -> list[Any]:
+        shown = read_row({"input": prompt, "image": list(images)}, pictures, tmp_path)
+        said: Any = shown.prompt if isinstance(shown.prompt, list) else [{"content": [*shown.images, shown.prompt]}]
+        return ["I" if isinstance(part, Image) else part for message in said for part in message["content"]]
+
+    def user(*parts: Any) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": list(parts)}]
+
+    image, text = {"type": "image"}, {"type": "text", "text": "b"}
+    assert order("a", "red.png") == ["I", "a"]
+    assert order("a <image> b <image>", "red.png", forms["bytes"]) == ["a ", "I", " b ", "I"]
+    assert order(user(text, image), "red.png") == ["b", "I"]
+    assert order([{"role": "user", "content": "a"}], "red.png") == ["I", "a"]
+    assert order(user(text, {"type": "image", "image": "red.png"})) == ["b", "I"]
+    assert order(user({"type": "image_url", "image_url": {"url": forms["data"]}}, text)) == ["I", "b"]
+    for prompt, images in (("<image>", 2), (user(image, image), 1), (user(image), 2)):
+        with pytest.raises(DataError, match=r"places? "):
+            order(prompt, *["red.png"] * images)
+
+
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 4000), st.integers(0, 4000))
+def test_pixels_are_within_their_bounds(width: int, height: int, least: int, above: int) -> None:
+    size = bounded(Image(PILImage.new("RGB", (width, height))), least, least + above).size
+    before, after = width * height, size[0] * size[1]
+    if before < least:
+        assert (size[0] - 1) * (size[1] - 1) <= least <= after
+    elif before > least + above:
+        assert after <= least + above or 1 in size
+    else:
+        assert size == (width, height)
+
+
+def test_pictures_are_resized_for_engine_and_trainer_alike(lines: Callable[..., str], forms: dict[str, Any]) -> None:
+    path = lines([{"input": "a", "image": forms["relative"]}])
+    (task,) = load_tasks(section(path=path, image_key="image", min_pixels=64), evaluation=False)
+    assert task.images[0].size == (8, 8) and task.images[0].pil.getpixel((3, 3)) == (200, 10, 10)
+    assert Image.from_png(task.images[0].png).sha256 == task.images[0].sha256
+
+
+def test_pictures_after_the_first_rows_may_stay_closed(lines: Callable[..., str], forms: dict[str, Any]) -> None:
+    rows = [{"input": "a", "image": ["red.png", "red.png"] if i == 1 else ["gone.png"] if i else []} for i in range(3)]
+    path = lines(rows)
+    tasks = load_tasks(section(path=path, image_key="image", check_images=2), evaluation=False)
+    assert len(tasks) == 3 and tasks.max_images == 2
+    assert len(tasks.keep(lambda task: True, "long")) == 3
+    with pytest.raises(DataError, match="row 2 of"):
+        tasks[2]
+
+
+# ------------------------------------------------------------------ several datasets
+
+
+def test_datasets_after_one_another_and_mixed(lines: Callable[..., str]) -> None:
+    small = lines(({"input": f"s{i}"} for i in range(3)), "small.jsonl")
+    large = lines(({"input": f"l{i}"} for i in range(60)), "large.jsonl")
+    both = load_tasks(section(path=[small, large]), evaluation=False)
+    assert [task.prompt for task in both][:4] == ["s0", "s1", "s2", "l0"] and len(both) == 63
+    assert both[3].id == "large/row-0" and len({task.id for task in both}) == 63
+    mix = section(path=[small, large], probs=[0.25, 0.75])
+    drawn = [task.prompt for task in load_tasks(mix, evaluation=False, seed=3)]
+    assert drawn == [task.prompt for task in load_tasks(mix, evaluation=False, seed=3)]
+    assert drawn != [task.prompt for task in load_tasks(mix, evaluation=False, seed=4)]
+    counts = Counter(drawn)
+    assert set(counts) == {task.prompt for task in both}, "nothing is cut off"
+    assert all(count == 1 for prompt, count in counts.items() if str(prompt).startswith("l"))
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=4), st.integers(0, 9), st.data())
+def test_a_mixture_passes_over_every_dataset(sizes: list[int], seed: int, data: st.DataObject) -> None:
+    probs = data.draw(st.lists(st.floats(0.05, 1.0), min_size=len(sizes), max_size=len(sizes)))
+    which, numbers = mixed([np.arange(size) for size in sizes], probs, seed)
+    for source, size in enumerate(sizes):
+        mine = numbers[which == source]
+        assert mine.tolist() == [i % size for i in range(len(mine))] and len(mine) >= size
+    last = numbers[which == which[-1]]
+    assert len(last) == sizes[int(which[-1])], "it ends with the first pass of the last"
+
+
+def test_the_order_is_that_of_the_seed_also_after_a_resume(lines: Callable[..., str]) -> None:
+    path = lines({"input": str(i)} for i in range(40))
+
+    def draws(seed: int, first: int) -> list[Any]:
+        source = TaskSource(load_tasks(section(path=path), evaluation=False), seed=seed, shuffle=True)
+        return [task.prompt for i in range(first, 60) if (task := source.at(i)) is not None]
+
+    assert draws(1, 0)[25:] == draws(1, 25) and draws(1, 0) != draws(2, 0)
+    assert sorted(draws(1, 0)[:40], key=int) == [str(i) for i in range(40)]
+
+
+def test_the_test_split_is_of_the_test_path(lines: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "corpus" / f"{split}.jsonl").write_text(f'{{"input": "{split}"}}\n')
+    corpus = str(tmp_path / "corpus")
+    config = Config.model_validate({"data": {"path": corpus, "test_path": corpus, "test_split": "test"}})
+    assert [make_tasks(config, split)[0].prompt for split in ("train", "test")] == ["train", "test"]  # type: ignore[index]
+    assert not list(make_tasks(Config.model_validate({"data": {"path": corpus}}), "test"))

@@ -1,0 +1,142 @@
+"""Command lines of OpenRLHF: the table, the converter and the list of options agree; what is printed runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agentrl import ConfigError
+from agentrl.cli.train import algorithm_facts
+from agentrl.config import Config
+from agentrl.config.checks import check_training
+from agentrl.config.load import option_names
+from agentrl.openrlhf.convert import convert, parse
+from agentrl.openrlhf.options import CONVERTED, options, table
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parents[1] / "docs" / "from-openrlhf.md"
+NAMED = ["--actor.model_name_or_path", "m", "--data.prompt_dataset", "d.jsonl", "--reward.remote_url", "reward.py"]
+
+
+def test_the_options_are_all_of_theirs() -> None:
+    listed: dict[str, list[str]] = {}
+    for line in (HERE / "option_names.txt").read_text().split("\n"):
+        if line.startswith("["):
+            names = listed.setdefault(line.strip("[]"), [])
+        elif line:
+            names.append(line)
+    assert listed == {program: sorted(o.name for o in known) for program, known in options().items()}
+    assert DOCUMENT.read_text().endswith(table()), "docs/from-openrlhf.md has the table"
+
+
+def test_every_option_that_has_one_here_names_it() -> None:
+    """The first word of what an option is here is one of our options, and the converter sets it."""
+    known = set(option_names(Config))
+    flags = {"flag": [], "int": ["2"], "float": ["0.25"], "str": ["x"], "floats": ["0.5", "2"], "strs": ["a", "b"]}
+    for option in options()[CONVERTED]:
+        named = [word.strip(",:;") for word in option.ours.split() if word.strip(",:;") in known]
+        assert option.reason is not None or named, option
+        values, given = parse([*NAMED, f"--{option.name}", *flags[option.kind]])
+        assert (option.name in given and values[option.name] != option.default) or option.kind == "int"
+    for option in options()["train_sft, train_rm, train_dpo"]:
+        assert option.reason is not None or "." in option.ours.split()[0], option
+
+
+LINES: list[tuple[str, dict[str, Any]]] = [
+    ("", {"algo.name": "gae", "critic.lr": 9e-6, "algo.kl.coef": 0.01, "train.updates_per_batch": 8}),
+    ("--data.apply_chat_template --data.prompt_dataset d.jsonl,e.jsonl --data.prompt_probs 1,2", {"model.chat_template": "auto", "data.probs": [1.0, 2.0]}),
+    ("--data.max_images_per_prompt 2", {"data.image_key": "images"}),
+    ("--actor.eps_clip_low_high 0.2 0.27", {"algo.clip": [0.2, 0.27]}),
+    ("--actor.optim muon --actor.adam.lr 2e-5", {"optim.name": "muon", "parallel.zero_stage": 0, "optim.lr": 2e-5}),
+    ("--train.async_enable --train.async_queue_size 3 --train.partial_rollout_enable", {"train.max_staleness": 3}),
+    ("--rollout.vllm_generate_batch_size 1536 --train.async_enable", {"rollout.oversample": 1.5, "train.stale": "drop"}),
+    ("--algo.advantage.estimator group_norm --algo.advantage.no_std_norm", {"algo.advantage": "dr_grpo"}),
+    ("--algo.advantage.is_correction_enable --algo.advantage.is_correction_type seq-mask-tis", {"algo.correction": "seq_mask_tis"}),
+    ("--algo.kl.use_loss --algo.kl.estimator k2 --algo.kl.target 0.1", {"algo.kl.where": "loss", "algo.kl.target": 0.1}),
+    ("--algo.kl.init_coef 0 --ref.offload", {"algo.kl.coef": 0.0}),
+    ("--algo.dynamic_filtering_enable", {"algo.filter.enable": True, "algo.filter.range": [0.0, 1.0]}),
+    ("--reward.overlong_buffer_len 64 --reward.stop_properly_penalty_coef 0.5", {"algo.overlong.buffer": 64, "algo.stop_properly": 0.5}),
+    ("--critic.freezing_steps 2 --train.num_episodes 3", {"critic.warmup_steps": 2, "train.passes": 3}),
+    ("--train.enable_ema", {"optim.ema": 0.992}),
+    ("--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj", {"lora.rank": 8, "lora.alpha": 16, "lora.targets": ["q_proj", "v_proj"]}),
+    ("--eval.dataset e.jsonl --eval.steps 5 --ckpt.best_metric_key eval_gsm8k_pass4", {"eval.n": 4, "ckpt.best_by": "eval/pass@4", "data.test_path": ["e.jsonl"]}),
+    ("--logger.wandb.key SECRET --logger.wandb.org us --logger.tensorboard_dir tb", {"log.wandb": True, "log.wandb_entity": "us", "log.tensorboard": True}),
+    ("--vllm.tensor_parallel_size 2 --vllm.enforce_eager", {"engine.gpus": 2.0}),
+    ("--actor.policy_loss_type gspo --actor.lr_scheduler constant", {"algo.level": "sequence", "optim.schedule": "constant"}),
+    ("--train.agent_func_path agent.py", {"agent.name": ["agent.py"], "reward.name": []}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "expected"), LINES, ids=[line for line, _ in LINES])
+def test_a_command_line_is_a_configuration_that_the_checks_take(line: str, expected: dict[str, Any]) -> None:
+    extra = [] if "estimator" in line or "freezing" in line or not line else ["--algo.advantage.estimator", "reinforce"]
+    samples = ["--rollout.n_samples_per_prompt", "2"] if "group_norm" in line or "filtering" in line else []
+    found = convert(["python3", "-m", "openrlhf.cli.train_ppo_ray", *NAMED, *extra, *samples, *line.split()])
+    config = Config.model_validate(found.nested())
+    check_training(config, algorithm_facts(config))
+    for name, value in expected.items():
+        section, _, key = name.rpartition(".")
+        place: Any = config
+        for part in section.split("."):
+            place = getattr(place, part)
+        got = getattr(place, key)
+        assert (list(got) if isinstance(got, tuple) else got) == value, name
+    assert "SECRET" not in str(found.values) + str(found.notes)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--n_samples_per_prompt 4", r"Did you mean rollout.n_samples_per_prompt or eval.n_samples_per_prompt\?"),
+        ("--actor.model_name m", r"Did you mean actor.model_name_or_path"),
+        ("--rollout.top_p 0.9", "samples from the whole distribution"),
+        ("--ds.param_dtype fp16", "no float16 training"),
+        ("--actor.lr_scheduler polynomial", "it is one of cosine_with_min_lr, cosine, linear"),
+        ("--train.batch_size 100", "is 1024, which does not divide into updates of train.batch_size 100"),
+        ("--data.max_len many", "invalid int value"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(line: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        convert([*NAMED, *line.split()])
+
+
+def test_what_has_no_counterpart_is_a_comment(agentrl: Callable[..., Any]) -> None:
+    said = agentrl("from-openrlhf", "--", *NAMED, "--ds.packing_samples", "--critic.num_nodes", "2")
+    assert said.code == 0 and "# ds.packing_samples: rows are always packed" in said.out
+    assert "# critic.num_nodes: the critic trains on the policy's ranks" in said.out
+    assert tomllib.loads(said.out)["data"]["path"] == ["d.jsonl"]
+    assert agentrl("from-openrlhf").code == 2 and agentrl("from-openrlhf", "--help").code == 0
+
+
+@pytest.mark.slow
+def test_what_is_printed_is_accepted_by_a_dry_run(tmp_path: Path, models: Callable[[str], str]) -> None:
+    """The prompts of the example and a reward file in their format; as YAML, which says the same."""
+    sums = HERE.parents[1] / "examples" / "sums.jsonl"
+    theirs = (
+        f"--actor.model_name_or_path {models('tiny-text')} --data.prompt_dataset {sums} --data.input_key question "
+        f"--data.label_key answer --reward.remote_url {HERE / 'files' / 'reward.py'} --data.apply_chat_template "
+        "--data.max_len 128 --rollout.max_new_tokens 8 --rollout.batch_size 4 --rollout.n_samples_per_prompt 4 "
+        "--train.batch_size 16 --actor.num_gpus_per_node 1 --algo.advantage.estimator group_norm --algo.kl.init_coef 0 "
+        "--data.max_samples 8 --train.num_episodes 3 --ds.zero_stage 0 --vllm.num_engines 1 --ckpt.output_dir out/run"
+    )  # fmt: skip
+    program = str(Path(sys.executable).with_name("agentrl"))
+
+    def run(*argv: str) -> str:
+        done = subprocess.run([program, *argv], capture_output=True, text=True, timeout=280, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+        return done.stdout
+
+    printed = tomllib.loads(run("from-openrlhf", "--", *theirs.split()))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(printed))
+    said = run("train", "--config", "run.yaml", "--dry-run")
+    assert "6 steps from 8 tasks" in said and not (tmp_path / "out").exists()
+    effective = tomllib.loads(said[said.index("[run]") :])
+    assert all(effective[section][key] == value for section, values in printed.items() for key, value in values.items())

@@ -1,0 +1,162 @@
+"""Agent and reward files of OpenRLHF's format, as they are, against scripted replies."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl import ConfigError, Limits, Reply, ScriptedEngine, Task, run_episode
+from agentrl.assemble import load_processor, make_executor, make_reward
+from agentrl.config import Config
+from agentrl.env_loop import EnvLoops
+from agentrl.executor import RolloutContext, Sampling
+from agentrl.executor import play as play_episode
+from agentrl.renderer import Renderer
+from agentrl.trajectory import Trajectory
+
+FILES = Path(__file__).parent / "files"
+
+
+@pytest.fixture(scope="module")
+def vlm(models: Callable[[str], str]) -> Renderer:
+    return Renderer(load_processor(models("tiny-vlm"), False))
+
+
+def executor(name: str) -> Any:
+    return make_executor(Config.model_validate({"agent": {"name": [str(FILES / f"{name}.py")]}, "data": {"path": "x"}}))
+
+
+async def play(name: str, renderer: Renderer, texts: list[str], **task: Any) -> Trajectory:
+    """One episode on replies of these texts, each ended by the stop token."""
+    stop = renderer.tokenizer.eos_token_id
+    replies = [Reply([*renderer.tokenizer(text, add_special_tokens=False).input_ids, stop]) for text in texts]
+    limits = Limits(max_turns=4, max_new_tokens=32, max_len=400)
+    return await run_episode(
+        executor(name), ScriptedEngine(replies), renderer, Task("0", "1+2=?", **task), limits=limits
+    )
+
+
+async def test_a_text_agent_of_several_turns(vlm: Renderer) -> None:
+    ended = await play("counting_agent", vlm, ["1", "3"], label="3")
+    assert ended.error is None, ended.error
+    (row,) = ended.rows()
+    trained = row.token_ids[row.loss_mask].tolist()
+    assert trained == [i for reply in ("1", "3") for i in (*vlm.tokenizer(reply).input_ids, vlm.tokenizer.eos_token_id)]
+    assert ended.total_reward == 1.0 == ended.score and ended.metrics["turns_taken"] == 2.0
+    whole = vlm.text(row.token_ids, special=True)
+    assert whole.startswith(vlm.template.render([{"role": "user", "content": "1+2=?"}], ())), (
+        "the template made the prompt"
+    )
+    assert "<|im_start|>user\nTry again.<|im_end|>" in whole
+    assert [node.reward for node in ended.sampled] == [0.0, 1.0] and not ended.truncated
+
+
+async def test_an_image_agent_whose_feedback_shows_pictures(vlm: Renderer) -> None:
+    ended = await play("picture_agent", vlm, ["1", "12"])
+    assert ended.error is None, ended.error
+    (row,) = ended.rows()
+    ((_, start, count),) = row.images
+    assert set(row.token_ids[start : start + count]) == set(vlm.placeholder_ids & set(row.token_ids.tolist()))
+    assert ended.total_reward == pytest.approx((len("1<|im_end|>") + len("12<|im_end|>")) / 100)
+
+
+async def test_an_executor_of_its_own(vlm: Renderer) -> None:
+    ended = await play("own_executor", vlm, ["1", "3"], label=3)
+    assert ended.error is None, ended.error
+    (row,) = ended.rows()
+    assert row.loss_mask.sum() == 4 and ended.score == 1.0 and ended.metrics["letters"] > 1
+    assert ended.total_reward == pytest.approx(ended.metrics["letters"] / 100)
+
+
+async def test_single_turns_with_a_reward_file(vlm: Renderer) -> None:
+    config = {"reward": {"name": [str(FILES / "reward.py")]}, "data": {"path": "x"}}
+    stop = vlm.tokenizer.eos_token_id
+    engine = ScriptedEngine([Reply([*vlm.tokenizer("13").input_ids, stop])])
+    ended = await run_episode(make_executor(Config.model_validate(config)), engine, vlm, Task("0", "10+3=?", label=13))
+    assert ended.error is None, ended.error
+    assert ended.score == 1.0 and ended.metrics["stops"] == 1.0
+    assert ended.total_reward == pytest.approx(len("13<|im_end|>") / 100)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("params.temperature = 0.1", "pass", "sampling_params.temperature changes the distribution"),
+        ("params.top_p = 0.5", "pass", "sampling_params.top_p changes the distribution"),
+        ("pass", "ids[0] = 5", "other tokens than the engine sampled"),
+        ("pass", "raise KeyError('state')", "raised KeyError"),
+        ("time.sleep(3)", "pass", "took longer than"),
+    ],
+)
+async def test_what_goes_wrong_is_said(before: str, after: str, message: str, tmp_path: Path, vlm: Renderer) -> None:
+    (tmp_path / "agent.py").write_text(
+        "import time\n"
+        "from openrlhf.utils.agent import AgentExecutorBase\n"
+        "class AgentExecutor(AgentExecutorBase):\n"
+        "    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):\n"
+        "        params, tokens = sampling_params, [1, 2]\n"
+        f"        {before}\n"
+        "        ids = list((await llm_engine.generate(tokens, params)).outputs[0].token_ids)\n"
+        f"        {after}\n"
+        "        return {'observation_tokens': tokens + ids, 'action_ranges': [(2, 2 + len(ids))], 'reward': 1.0}\n"
+    )
+    config = Config.model_validate({"agent": {"name": [str(tmp_path / "agent.py")]}, "data": {"path": "x"}})
+    engine, limits = ScriptedEngine([Reply([7, 8])]), Limits(episode_timeout_s=1.0)
+    ctx = RolloutContext(engine, vlm, Sampling(), limits, 0, env_loops=EnvLoops(0.2))
+    ended = await play_episode(make_executor(config), Task("0", "a"), ctx)
+    assert ended.error is not None and message in str(ended.error) and ended.total_reward is None
+
+
+def test_the_stand_in_is_there_only_while_a_file_loads(tmp_path: Path) -> None:
+    executor("counting_agent")
+    assert not any(name.partition(".")[0] == "openrlhf" for name in sys.modules)
+    (tmp_path / "other.py").write_text("def f(completion):\n    return 0.0\n")
+    with pytest.raises(ConfigError, match=r"defines no reward_func: name its function, as in .*other.py:NAME"):
+        make_reward(str(tmp_path / "other.py"), None)
+    config = Config.model_validate({"agent": {"name": [str(tmp_path / "other.py")]}, "data": {"path": "x"}})
+    with pytest.raises(ConfigError, match="defines neither AgentExecutor nor AgentInstance"):
+        make_executor(config)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_file_is_trained_on_a_real_engine(tmp_path: Path) -> None:
+    """One run, one engine: a text agent, an image agent, an executor of its own and a reward file."""
+    import subprocess
+
+    names = ("counting_agent", "picture_agent", "own_executor", "reward")
+    rows = [{"input": "3+4", "label": {"file": name, "answer": 7}} for name in names]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from agentrl.trainers.tiny import make_tiny
+
+    model = str(make_tiny("tiny-vlm", tmp_path / "model", max_steps=0))
+    command = [str(Path(sys.executable).with_name("agentrl")), "train", "--agent", str(FILES / "all_of_them.py")]
+    data = ["--data.path", str(tmp_path / "rows.jsonl"), "--data.label-key", "label", "--model", model]
+    sizes = [
+        "--train.batch-groups",
+        "4",
+        "--rollout.n-samples",
+        "4",
+        "--train.steps",
+        "2",
+        "--train.max-staleness",
+        "0",
+    ]
+    limits = ["--rollout.max-new-tokens", "12", "--rollout.max-len", "256", "--rollout.max-turns", "3"]
+    where = ["--run.dir", str(tmp_path), "--run.name", "run"]
+    done = subprocess.run([*command, *data, *sizes, *limits, *where], capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert [record["step"] for record in records] == [1, 2]
+    assert all(record["mismatch/max_abs"] < 1e-4 and record["policy/grad_norm"] > 0 for record in records)
+    lines = [json.loads(line) for file in (tmp_path / "run" / "rollouts").iterdir() for line in file.open()]
+    assert len(lines) == 32 and all(line["outcome"] == "trained" and line["error"] is None for line in lines), lines[0]
+    for name in names:
+        mine = [line for line in lines if line["metrics"].get(name)]
+        assert len(mine) == 8 and all(line["total_reward"] is not None for line in mine)
+    assert any(row["images"] for line in lines for row in line["rows"])
