@@ -11,8 +11,17 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def test_prompts_with_a_reward_file(agentrl: Callable[..., Any], models: Callable[[str], str], tmp_path: Path) -> None:
-    data = ("--data.path", EXAMPLES / "sums.jsonl", "--data.input-key", "question", "--data.label-key", "answer")
-    judged = ("--reward", f"{EXAMPLES / 'reward.py'}:exact", "--reward", f"{EXAMPLES / 'reward.py'}:brevity")
+    data = (
+        "--data.path",
+        EXAMPLES / "sums.jsonl",
+        "--data.input-key",
+        "question",
+        "--data.label-key",
+        "answer",
+        "--data.tools-key",
+        "tools",
+    )
+    judged = ("--reward", f"{EXAMPLES / 'reward.py'}:asks_calculator", "--reward", f"{EXAMPLES / 'reward.py'}:brevity")
     played = ("--engine", "random", "--model", models("tiny-text"), "-n", "3", "--rollout.max-new-tokens", "6")
     said = agentrl("rollout", *data, *judged, "--reward.weights", "1", "0.1", *played, "--out", tmp_path / "out.jsonl")
     assert said.code == 0, said.err
@@ -22,4 +31,4 @@ def test_prompts_with_a_reward_file(agentrl: Callable[..., Any], models: Callabl
     for line in lines:
         row = rows[int(line["task_id"].removeprefix("row-"))]
         assert line["messages"][0]["content"] == row["question"]
-        assert line["total_reward"] <= 0.1 or str(row["answer"]) in line["messages"][-1]["content"]
+        assert line["total_reward"] <= 0.1 or row["question"].removesuffix("=?") in line["messages"][-1]["content"]
