@@ -151,6 +151,8 @@ async def test_the_best_checkpoint_is_so_by_a_metric_of_ones_own(
     passed = iter([0.5, 0.2, 0.4, 0.8, 0.1, 0.3])
 
     class Scripted:
+        episodes = 1
+
         async def run(self) -> dict[str, float]:
             return {"eval/score/mean": 1.0, "eval/pass@4": next(passed)}
 
