@@ -23,7 +23,8 @@ Reward = Callable[..., Any]
 class SingleTurnExecutor(AgentExecutorBase):
     """Samples one completion of `task.prompt` and asks one or several reward functions about it.
 
-    A reward function is called with the keywords it names among prompt, completion, label, row, images, task, prompt_text, query; it is sync
+    A reward function is called with the keywords it names among prompt, completion, label, row, images, task, and
+    prompt_text, query (the prompt as the model saw it, and that with the reply, special tokens and all); it is sync
     (then it runs on a thread of its own) or async, and returns a float, None, or {"reward", "score", "metrics"}.
     """
 

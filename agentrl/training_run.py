@@ -13,7 +13,7 @@ from typing import Any
 from .checkpoint import Checkpoints, RunState, read_state
 from .cluster import Cluster
 from .config import Config
-from .config.plan import Plan
+from .config.plan import Plan, draws_in_all
 from .engine import Engine
 from .engines.fleet import EngineFleet
 from .engines.keeper import EngineKeeper, KeptPlayer
@@ -210,10 +210,10 @@ def _loop_of(
 
 
 def _make_ledger(parts: RunParts, state: RunState) -> GroupLedger:
-    config, resumed, steps, total = parts.config, parts.resume_from, parts.fixed_steps, parts.ready.total
+    config, resumed, steps = parts.config, parts.resume_from, parts.fixed_steps
     return GroupLedger(
         config,
-        draws=None if steps is not None or total is None else total * config.train.passes,
+        draws=draws_in_all(config, parts.ready.total),
         wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
         keep=signal_filter(config) if parts.filter_groups else lambda group: True,
         version=state.version,

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..registry import is_url, load_object, suggest
+from .check_data import check_data
 from .config import Config
 from .how import AlgoSection, LoraSection
 from .supervised import DpoConfig, SftConfig, SupervisedConfig, TrainerConfig
@@ -341,7 +342,7 @@ def check_sources(config: Config) -> None:
     if not config.env.name and not config.data.path:
         raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
     _check_servers(config)
-    _check_data(config)
+    check_data(config)
 
 
 def _check_envs(config: Config) -> None:
@@ -389,29 +390,6 @@ def _check_agent(config: Config) -> None:
         raise ConfigError(
             f"--agent.advertise-url {agent.advertise_url} names one policy server, and --rollout.workers {workers} have one each: "
             "put {port} in it."
-        )
-
-
-def _check_data(config: Config) -> None:
-    data = config.data
-    set_keys: Sequence[str] = [name for name in data.changed() if name != "path"]
-    if not data.path and set_keys:
-        raise ConfigError(f"--data.{set_keys[0].replace('_', '-')} is not used without --data.path.")
-    if data.probs and len(data.probs) != len(data.path):
-        raise ConfigError(f"--data.probs gives {len(data.probs)} numbers for {len(data.path)} datasets.")
-    if data.probs and (min(data.probs) < 0 or not sum(data.probs)):
-        raise ConfigError("--data.probs: they must be at least 0, and one of them above.")
-    if data.template is not None and data.template.count("{}") != 1:
-        raise ConfigError(f"--data.template {data.template!r}: it must have {{}} once, where the prompt stands.")
-    if data.min_pixels and data.max_pixels and data.min_pixels > data.max_pixels:
-        raise ConfigError(f"--data.min-pixels {data.min_pixels} is more than --data.max-pixels {data.max_pixels}.")
-    if data.test_split is not None and not data.test_path:
-        raise ConfigError("--data.test-split is not used without --data.test-path.")
-    if data.max_prompt_len is not None and (config.env.name or config.agent.name):
-        raise ConfigError("--data.max-prompt-len is not used with --env or --agent, which make the prompt.")
-    if data.max_prompt_len is not None and data.max_prompt_len >= config.rollout.max_len:
-        raise ConfigError(
-            f"--data.max-prompt-len {data.max_prompt_len}: --rollout.max-len {config.rollout.max_len} leaves no room for a reply."
         )
 
 

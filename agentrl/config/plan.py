@@ -37,13 +37,20 @@ def make_plan(config: Config, total_tasks: int | None, *, tiny: bool) -> Plan:
     elif total_tasks is None:
         raise ConfigError("The tasks have no known end: say how many batches to train with --train.steps.")
     else:
-        steps = math.ceil(total_tasks * train.passes / train.batch_groups)
+        steps = math.ceil((draws_in_all(config, total_tasks) or 0) / train.batch_groups)
     return Plan(
         steps=steps,
         rollouts=train.batch_groups * config.rollout.n_samples,
         updates_per_step=train.updates_per_batch * train.epochs,
         lr=config.optim.lr or _default_lr(config, tiny),
     )
+
+
+def draws_in_all(config: Config, total_tasks: int | None) -> int | None:
+    """Task draws until the data is used up; None where `train.steps` or nothing ends the run."""
+    if config.train.steps is not None or total_tasks is None:
+        return None
+    return total_tasks * config.train.passes
 
 
 def _default_lr(config: Config, tiny: bool) -> float:

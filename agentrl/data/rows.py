@@ -42,6 +42,16 @@ class Rows(ABC):
     def row(self, number: int) -> Row:
         """Raises DataError with the number when there is something else than a row."""
 
+    def many(self, numbers: list[int]) -> list[Row | DataError]:
+        """The rows of these numbers, or what is wrong with them."""
+        return [self._row_or_error(number) for number in numbers]
+
+    def _row_or_error(self, number: int) -> Row | DataError:
+        try:
+            return self.row(number)
+        except DataError as error:
+            return error
+
     @abstractmethod
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
         """(number, row or what is wrong with it) of every row, in order; blank lines are left out."""
@@ -67,12 +77,12 @@ class TableRows(Rows):
     def row(self, number: int) -> Row:
         return dict(self._table[number])
 
+    def many(self, numbers: list[int]) -> list[Row | DataError]:
+        return list(_transposed(self._table[numbers]))
+
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
         for start in range(0, len(self), BATCH):
-            batch = self._table[start : start + BATCH]
-            names = list(batch)
-            for offset, values in enumerate(zip(*batch.values(), strict=True)):
-                yield start + offset, dict(zip(names, values, strict=True))
+            yield from enumerate(_transposed(self._table[start : start + BATCH]), start)
 
 
 class LineRows(Rows):
@@ -99,6 +109,9 @@ class LineRows(Rows):
         if isinstance(row, DataError):
             raise row
         return row
+
+    def many(self, numbers: list[int]) -> list[Row | DataError]:
+        return [self._parse(n, line) for n, line in zip(numbers, self._table[numbers]["text"], strict=True)]
 
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
         for start in range(0, len(self), BATCH):
@@ -136,10 +149,14 @@ class ListRows(Rows):
 
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
         for number in range(len(self)):
-            try:
-                yield number, self.row(number)
-            except DataError as error:
-                yield number, error
+            yield number, self._row_or_error(number)
+
+
+def _transposed(batch: dict[str, list[Any]]) -> Iterator[Row]:
+    """The rows of a batch of columns."""
+    names = list(batch)
+    for values in zip(*batch.values(), strict=True):
+        yield dict(zip(names, values, strict=True))
 
 
 def open_rows(path: str, split: str = "train") -> Rows:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, overload
@@ -16,7 +17,7 @@ from ..env import Task
 from ..errors import DataError
 from .bar import checking
 from .mixture import mixed
-from .rows import Row, Rows, open_rows
+from .rows import BATCH, Row, Rows, open_rows
 from .shown import read_row
 
 log = logging.getLogger(__name__)
@@ -62,15 +63,13 @@ class RowTasks(Sequence[Task]):
         """The tasks for which `wanted` is true; those left out are counted and shown. What it raises as DataError stops, or
         with `on_error = skip` leaves the row out as well. Raises DataError when none is left.
         """
-        good: list[int] = []
-        dropped: list[int] = []
-        bad = []
-        for position in checking(range(len(self)), self.name):
+        good, dropped, bad = array("q"), array("q"), array("q")
+        for position, row in checking(self._rows(), self.name, len(self)):
             try:
-                (good if self._unseen(position) or wanted(self[position]) else dropped).append(position)
+                (good if self._wanted(position, row, wanted) else dropped).append(position)
             except DataError as error:
                 if self.section.on_error == "error":
-                    raise self._named(position, error) from error
+                    raise error
                 bad.append(position)
         for what, out in ((f"are {why}", dropped), ("cannot be read", bad)):
             some = [f"row {int(self.numbers[position])}" for position in out[:NAMED]]
@@ -79,18 +78,29 @@ class RowTasks(Sequence[Task]):
             raise DataError(f"{self.name}: no row is left to use, all {len(self)} are {why} or cannot be read.")
         return self.at(np.asarray(good, np.int64))
 
-    def _unseen(self, position: int) -> bool:
-        """Whether the row shows pictures that the check leaves unopened."""
-        if self.section.check_images is None or position < self.section.check_images:
-            return False
-        rows = self.sources[int(self.which[position])]
-        row = rows.row(int(self.numbers[position]))
-        return bool(read_row(row, self.section, rows.folder, unseen=True).images)
+    def _rows(self) -> Iterator[tuple[int, Row | DataError]]:
+        """(position, row) of every position, in order; read in blocks."""
+        for start in range(0, len(self), BATCH):
+            which = self.which[start : start + BATCH]
+            found: dict[int, Row | DataError] = {}
+            for source in np.unique(which):
+                places = np.flatnonzero(which == source) + start
+                found |= zip(places, self.sources[source].many(self.numbers[places].tolist()), strict=True)
+            yield from sorted(found.items(), key=lambda item: item[0])
 
-    def _named(self, position: int, error: DataError) -> DataError:
-        rows, number = self.sources[int(self.which[position])], int(self.numbers[position])
-        said = str(error)
-        return error if said.startswith("row ") else rows.error(number, said)
+    def _wanted(self, position: int, row: Row | DataError, wanted: Callable[[Task], bool]) -> bool:
+        """Rows with pictures that the check leaves closed are kept as they are."""
+        if isinstance(row, DataError):
+            raise row
+        number, rows = int(self.numbers[position]), self.sources[int(self.which[position])]
+        closed = self.section.check_images is not None and number >= self.section.check_images
+        if closed and read_row(row, self.section, rows.folder, unseen=True).images:
+            return True
+        task = row_task(number, row, self.section, rows)
+        try:
+            return wanted(task)
+        except DataError as error:
+            raise rows.error(number, str(error)) from error
 
     def by_dataset(self) -> list[RowTasks]:
         """The tasks of each dataset, in the order of the datasets; their ids stay."""
@@ -157,7 +167,7 @@ def _labels(sources: Sequence[Rows]) -> list[str]:
 
 def _readable(rows: Rows, section: DataSection) -> tuple[NDArray[np.int64], int]:
     """(numbers of the first `max_samples` rows that are tasks, most pictures of one). Raises DataError."""
-    good: list[int] = []
+    good = array("q")
     bad: list[str] = []
     images = 0
     limit = len(rows) if section.max_samples is None else section.max_samples

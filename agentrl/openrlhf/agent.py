@@ -199,7 +199,7 @@ class SingleTurnAgentExecutor(AgentExecutorBase):
 
 
 async def _fresh(cls: Any) -> Any:
-    """An instance; `__init__` may be `async def`."""
+    """An instance of a class, whose `__init__` may be `async def`."""
     if not inspect.iscoroutinefunction(cls.__init__):
         return cls()
     instance = cls.__new__(cls)

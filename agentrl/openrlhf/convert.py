@@ -184,7 +184,7 @@ def _optimizers(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
     if theirs["algo.advantage.estimator"] != "gae":
         return found
     return found | {
-        "critic.path": theirs["critic.model_name_or_path"],
+        "critic.path": theirs["critic.model_name_or_path"] or theirs["reward.model_name_or_path"],
         "critic.lr": theirs["critic.adam.lr"],
         "critic.weight_decay": theirs["critic.adam.weight_decay"],
         "critic.max_norm": theirs["critic.max_norm"],
@@ -205,7 +205,8 @@ def _schedule(theirs: Theirs, who: str, section: str, warmup: str) -> dict[str, 
 
 def _rewards(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
     agent, remote = theirs["train.agent_func_path"], theirs["reward.remote_url"]
-    if agent is None and remote is None:
+    model = theirs["reward.model_name_or_path"]
+    if agent is None and remote is None and model is None:
         notes.append("who gives rewards is not said: name a reward file or server with reward.name")
     if remote is not None and not remote.endswith(".py"):
         remote = ",".join(url.removesuffix("/get_reward") for url in remote.split(","))
@@ -215,7 +216,7 @@ def _rewards(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
     buffer = theirs["reward.overlong_buffer_len"]
     return {
         "agent.name": [agent] if agent else None,
-        "reward.name": [remote] if remote and not agent else None,
+        "reward.name": [name for name in (remote, model) if name] if not agent else None,
         "algo.reward_clip": theirs["reward.clip_range"],
         "algo.stop_properly": theirs["reward.stop_properly_penalty_coef"],
         "algo.overlong.penalty": True if buffer else None,

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agentrl import GenerationRequest, Limits, Reply
+import pytest
+
+from agentrl import GenerationRequest, Limits, Reply, Task
 from agentrl.config import Config
+from agentrl.config.plan import draws_in_all, make_plan
 from agentrl.evaluation import Evaluator
+from agentrl.rollout.episode import failed
 from agentrl.seeds import derive
 from agentrl.trajectory import Row
 
@@ -135,3 +140,48 @@ async def test_the_best_evaluated_checkpoint_is_marked_and_stays(tmp_path: Path)
     await loop.run()
     assert [path.name for path in loop.checkpoints.complete()] == ["step_000002", "step_000004", "step_000005"]
     assert loop.checkpoints.find("best").name == "step_000002"
+
+
+@pytest.mark.parametrize(("best_by", "best"), [("eval/pass@4", 3), ("eval/other", None), ("none", None)])
+async def test_the_best_checkpoint_is_so_by_a_metric_of_ones_own(
+    best_by: str, best: int | None, tmp_path: Path
+) -> None:
+    more = {"eval": {"every": 1}, "ckpt": {"every": 1, "best_by": best_by}, "rollout": {"n_samples": 2}}
+    loop, _, _ = make_loop(tmp_path, tasks(10), more=more, max_staleness=0)
+    passed = iter([0.5, 0.2, 0.4, 0.8, 0.1, 0.3])
+
+    class Scripted:
+        episodes = 1
+
+        async def run(self) -> dict[str, float]:
+            return {"eval/score/mean": 1.0, "eval/pass@4": next(passed)}
+
+    loop.evaluation.evaluator = Scripted()  # type: ignore[assignment]
+    await loop.run()
+    assert loop.state.best_step == best
+
+
+async def test_several_evaluation_sets_are_reported_each(tmp_path: Path) -> None:
+    """Scores of 1 on the first set, of 0 on the second; pass@k of n samples of each."""
+    names = ("easy", "hard")
+    held_out = [Task(f"{name}/row-{i}", f"{name} {i}") for name in names for i in range(3)]
+    sets = {"path": "x", "test_path": [f"{name}.jsonl" for name in names]}
+    config = Config.model_validate({"data": sets, "eval": {"n": 2, "greedy": False}})
+
+    class Graded:
+        async def play(self, order: Any) -> Any:
+            score = float(order.task.id.startswith("easy"))
+            return replace(failed(order, ValueError("x")), error=None, total_reward=score, score=score)
+
+    found = await Evaluator(config, Graded(), held_out, Limits()).run()  # type: ignore[arg-type]
+    assert found["eval/pass@2"] == 0.5 and found["eval/score/mean"] == 0.5 and found["eval/episodes"] == 12
+    assert found["eval/easy/pass@2"] == 1.0 and found["eval/hard/pass@2"] == 0.0
+    assert found["eval/easy/episodes"] == found["eval/hard/episodes"] == 6
+
+
+def test_passes_over_the_tasks() -> None:
+    """Three passes over 10 tasks in batches of 4: the short batch is the last of all, not of each pass."""
+    config = Config.model_validate({"train": {"passes": 3, "batch_groups": 4}})
+    assert make_plan(config, 10, tiny=True).steps == 8
+    assert draws_in_all(config, 10) == 30 and draws_in_all(config, None) is None
+    assert draws_in_all(Config.model_validate({"train": {"steps": 2}}), 10) is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 
@@ -99,6 +99,7 @@ def test_where_pictures_stand_in_a_prompt(tmp_path: Path, forms: dict[str, Any])
             order(prompt, *["red.png"] * images)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 4000), st.integers(0, 4000))
 def test_pixels_are_within_their_bounds(width: int, height: int, least: int, above: int) -> None:
     size = bounded(Image(PILImage.new("RGB", (width, height))), least, least + above).size
@@ -146,6 +147,7 @@ def test_datasets_after_one_another_and_mixed(lines: Callable[..., str]) -> None
     assert all(count == 1 for prompt, count in counts.items() if str(prompt).startswith("l"))
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=4), st.integers(0, 9), st.data())
 def test_a_mixture_passes_over_every_dataset(sizes: list[int], seed: int, data: st.DataObject) -> None:
     probs = data.draw(st.lists(st.floats(0.05, 1.0), min_size=len(sizes), max_size=len(sizes)))

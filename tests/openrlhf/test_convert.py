@@ -70,6 +70,7 @@ LINES: list[tuple[str, dict[str, Any]]] = [
     ("--logger.wandb.key SECRET --logger.wandb.org us --logger.tensorboard_dir tb", {"log.wandb": True, "log.wandb_entity": "us", "log.tensorboard": True}),
     ("--vllm.tensor_parallel_size 2 --vllm.enforce_eager", {"engine.gpus": 2.0}),
     ("--actor.policy_loss_type gspo --actor.lr_scheduler constant", {"algo.level": "sequence", "optim.schedule": "constant"}),
+    ("--reward.model_name_or_path rm --critic.freezing_steps 1", {"reward.name": ["reward.py", "rm"], "critic.path": "rm"}),
     ("--train.agent_func_path agent.py", {"agent.name": ["agent.py"], "reward.name": []}),
 ]  # fmt: skip
 

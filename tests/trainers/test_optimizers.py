@@ -90,3 +90,9 @@ def test_the_groups_of_muon_take_the_rate_and_survive_a_checkpoint() -> None:
     for pair in ((model, optimizer), (other, resumed)):
         step(*pair, 0.05)
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
+
+
+def test_a_warm_up_may_be_a_share_of_the_planned_updates() -> None:
+    share, counted = OptimSection(warmup_ratio=0.1), OptimSection(warmup=12)
+    rates = [[learning_rate(section, 1.0, update, 120) for update in range(120)] for section in (share, counted)]
+    assert rates[0] == rates[1] and rates[0][6] == 0.5 and max(rates[0]) == rates[0][12] == 1.0
