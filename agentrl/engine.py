@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 from .messages import Image, ToolCall
 
 PauseMode = Literal["keep", "wait", "abort"]
+Memory = Literal["weights", "kv_cache"]
+"""What of an engine's device memory `wake` brings back."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ class Engine(Protocol):
 
     `pause("keep")` freezes running requests, "wait" lets them finish, "abort" ends them with finish_reason "abort".
     `update_weights` is called paused, and `version` moves only after the new weights are in.
+
+    `sleep` is called paused with nothing running, and gives up the device's memory, weights included. What is awake again is
+    empty: `wake("weights")`, `update_weights`, `wake("kv_cache")`, `resume`, in this order.
     """
 
     version: int
@@ -120,5 +125,9 @@ class Engine(Protocol):
     async def resume(self) -> None: ...
 
     async def update_weights(self, source: Any, version: int) -> None: ...
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self, memory: Memory) -> None: ...
 
     async def health(self) -> Health: ...

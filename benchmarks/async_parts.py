@@ -131,7 +131,7 @@ def make_loop(
     processor: Any = None,
 ) -> Loop:
     """A whole run in this process, `config.train.steps` long."""
-    engine = ScriptedEngine(script)
+    engine = ScriptedEngine(script, record=False)
     images = ImageStore(folder / "images")
     player = EpisodePlayer([engine], Renderer(processor or tiny_tokenizer()), MultiTurnExecutor(env, "bench"), images)
     steps = config.train.steps

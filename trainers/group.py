@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..cluster import HALF
 from ..config import Config, ParallelSection
 from ..errors import AgentRLError, InfrastructureError
 from ..training import TrainReport
@@ -27,9 +28,10 @@ _CLOSE_TIMEOUT_S = 10.0
 _PEERS_TIMEOUT_S = 3.0
 
 
-def rank_resources(parallel: ParallelSection, cluster_gpus: float) -> tuple[float, float]:
-    """(CPUs, GPUs) that each rank's actor asks Ray for."""
-    gpus = float(cluster_gpus > 0) if parallel.gpus == "auto" else parallel.gpus
+def rank_resources(parallel: ParallelSection, cluster_gpus: float, *, colocated: bool = False) -> tuple[float, float]:
+    """(CPUs, GPUs) that each rank's actor asks Ray for; colocated with an engine it is half a GPU."""
+    default = (HALF if colocated else 1.0) * (cluster_gpus > 0)
+    gpus = default if parallel.gpus == "auto" else parallel.gpus
     return float(parallel.threads), gpus
 
 
@@ -91,6 +93,12 @@ class RankProcess:
     def export(self, folder: Path) -> None:
         self.trainer.export(folder)
 
+    def offload(self) -> None:
+        self.trainer.offload()
+
+    def onload(self) -> None:
+        self.trainer.onload()
+
     def close(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
@@ -119,7 +127,7 @@ class TrainerGroup:
 
         planned_updates = the horizon of the learning rate (`planned_updates`); default_lr where `optim.lr` is absent.
         """
-        group = cls(_spawn(config.parallel))
+        group = cls(_spawn(config.parallel, colocated=config.engine.colocated))
         try:
             await group._start((config, model_path, image_dir, planned_updates, default_lr))
         except BaseException:
@@ -136,9 +144,7 @@ class TrainerGroup:
 
     async def train(self, rows: list[Row], step: int) -> TrainReport:
         """See PolicyTrainer.train."""
-        import ray
-
-        shared = ray.put(rows)
+        shared = _stored(rows)
         report: TrainReport = (await self._call("train", shared, step))[0]
         return report
 
@@ -162,6 +168,14 @@ class TrainerGroup:
     async def export(self, folder: Path) -> None:
         """A Hugging Face folder."""
         await self._call("export", folder)
+
+    async def offload(self) -> None:
+        """Every rank leaves its GPU."""
+        await self._call("offload")
+
+    async def onload(self) -> None:
+        """Every rank takes its GPU back."""
+        await self._call("onload")
 
     async def close(self) -> None:
         """Ask every rank to leave in order, then end its process, also one that hangs or is dead."""
@@ -211,10 +225,22 @@ class TrainerGroup:
             raise
 
 
-def _spawn(parallel: ParallelSection) -> list[Any]:
+def _stored(rows: list[Row]) -> Any:
+    """The batch where every rank can read it. Raises InfrastructureError when Ray has no room for it."""
+    import ray
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    try:
+        return ray.put(rows)
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        said = str(error).splitlines()[0]
+        raise InfrastructureError(f"Ray's object store has no room for a batch of {len(rows)} rows: {said}") from error
+
+
+def _spawn(parallel: ParallelSection, *, colocated: bool) -> list[Any]:
     import ray
 
-    cpus, gpus = rank_resources(parallel, ray.cluster_resources().get("GPU", 0.0))
+    cpus, gpus = rank_resources(parallel, ray.cluster_resources().get("GPU", 0.0), colocated=colocated)
     variables = {"OMP_NUM_THREADS": str(parallel.threads), "LOCAL_RANK": "0", "TOKENIZERS_PARALLELISM": "false"}
     if not gpus:
         variables["DS_ACCELERATOR"] = "cpu"

@@ -264,6 +264,14 @@ class PolicyTrainer:
         """All of them on rank 0, none on the others, which take part in the gathering."""
         return whole_weights(self.policy.model, self._tools.backend, keep=self._tools.rank == 0)
 
+    def offload(self) -> None:
+        """Leave the GPU to the engines."""
+        self._tools.backend.offload()
+
+    def onload(self) -> None:
+        """Take it back."""
+        self._tools.backend.onload()
+
     def close(self) -> None:
         """Free shared memory and leave the process group."""
         self._publisher.release()
