@@ -109,9 +109,6 @@ class Engine(Protocol):
 
     `pause("keep")` freezes running requests, "wait" lets them finish, "abort" ends them with finish_reason "abort".
     `update_weights` is called paused, and `version` moves only after the new weights are in.
-
-    `sleep` is called paused with nothing running, and gives up the device's memory, weights included. What is awake again is
-    empty: `wake("weights")`, `update_weights`, `wake("kv_cache")`, `resume`, in this order.
     """
 
     version: int
@@ -126,8 +123,16 @@ class Engine(Protocol):
 
     async def update_weights(self, source: Any, version: int) -> None: ...
 
+    async def health(self) -> Health: ...
+
+
+class SleepingEngine(Engine, Protocol):
+    """An engine that can leave its device to the trainer.
+
+    `sleep` is called paused with nothing running, and gives up the device's memory, weights included. What is awake again is
+    empty: `wake("weights")`, `update_weights`, `wake("kv_cache")`, `resume`, in this order.
+    """
+
     async def sleep(self) -> None: ...
 
     async def wake(self, memory: Memory) -> None: ...
-
-    async def health(self) -> Health: ...

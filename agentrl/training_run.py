@@ -14,7 +14,7 @@ from .checkpoint import Checkpoints, RunState, read_state
 from .cluster import Cluster
 from .config import Config
 from .config.plan import Plan
-from .engine import Engine
+from .engine import SleepingEngine
 from .engines.fleet import EngineFleet
 from .engines.keeper import EngineKeeper, KeptPlayer
 from .engines.load_watch import LoadWatch
@@ -191,7 +191,7 @@ def _make_loop(
     state = _state(parts)
     sync = WeightSync(config, trainer, EngineFleet(cluster.engines), state.version)
 
-    async def serve(index: int, engine: Engine) -> None:
+    async def serve(index: int, engine: SleepingEngine) -> None:
         await sync.give(index, engine)
         pool.adopt(index, engine)
 

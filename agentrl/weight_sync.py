@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from .config import Config
-from .engine import Engine
+from .engine import SleepingEngine
 from .engines.fleet import EngineFleet
 from .rollout.watchdog import within
 from .training import Trainer
@@ -59,7 +59,7 @@ class WeightSync:
                 await self.fleet.publish(source, version)
         self.version = version
 
-    async def give(self, index: int, engine: Engine) -> None:
+    async def give(self, index: int, engine: SleepingEngine) -> None:
         """The version that the others serve on an engine that takes its place in the fleet now. Waits for the trainer."""
         async with self.trainer_free, self._published(self.version) as source:
             await engine.pause("keep")

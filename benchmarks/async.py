@@ -34,8 +34,8 @@ from agentrl.rollout.task_source import TaskSource
 from agentrl.trajectory import Row
 
 RESULTS = Path(__file__).resolve().parent / "results" / "async.json"
-WAITS = Waits(generation=0.12, env=0.04, tail=8.0)
-TRAIN_S = 0.1
+WAITS = Waits(generation=0.3, env=0.1, tail=8.0)
+TRAIN_S = 0.25
 GROUPS, N = 8, 4
 
 MODES: dict[str, dict[str, Any]] = {

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ..engine import Engine
+from ..engine import SleepingEngine
 from ..errors import EngineError, InfrastructureError, RunStoppedError
 from ..rollout.episode import EpisodeOrder, EpisodeResult
 from ..rollout.player import Player, play_once
@@ -23,8 +23,8 @@ class EngineKeeper:
     def __init__(
         self,
         fleet: EngineFleet,
-        respawn: Callable[[int], Awaitable[Engine]],
-        serve: Callable[[int, Engine], Awaitable[None]],
+        respawn: Callable[[int], Awaitable[SleepingEngine]],
+        serve: Callable[[int, SleepingEngine], Awaitable[None]],
         most: int,
     ) -> None:
         self.replaced = 0
