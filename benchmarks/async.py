@@ -243,10 +243,10 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=100_000, help="groups of scheduler's long run")
     parser.add_argument("--memory-steps", type=int, default=300)
     options = parser.parse_args()
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in options.only:
-        results[name] = PARTS[name](options)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        found = PARTS[name](options)
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps(results | {name: found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
