@@ -188,7 +188,7 @@ def main() -> int:
             "minutes": options.minutes,
             "struck": dict(soaked.done),
             "steps": len(soaked.steps()),
-            "driver_rss_mib": [round(rss[min(5, len(rss) - 1)]), round(rss[-1])],
+            "rss_mib": [round(rss[min(5, len(rss) - 1)]), round(rss[-1])],
             "wrong": wrong,
         }
     print(json.dumps(report, indent=1))
