@@ -14,11 +14,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, ParallelSection
-from .errors import ConfigError
+from .errors import ConfigError, InfrastructureError
 from .guardian import guarded
 from .preflight import Ready
 from .rollout.pool import WorkerPool
 from .rollout.worker import WorkerSpec
+
+HALF = 0.5
+"""What Ray is told of a GPU that an engine and a trainer rank use in turn."""
 
 if TYPE_CHECKING:
     from .engines.vllm_actor import RayEngine
@@ -45,7 +48,7 @@ def connected(cpus: int) -> Iterator[None]:
 
 
 def _connect(cpus: int, local: bool) -> str:
-    """The folder of the cluster's session."""
+    """The folder of the cluster's session. Raises InfrastructureError: Ray has no class for what kept it from starting."""
     import ray
 
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
@@ -56,7 +59,10 @@ def _connect(cpus: int, local: bool) -> str:
             "num_cpus": max(cpus, os.cpu_count() or 1),
             "_system_config": {"worker_niceness": 0},
         }
-    ray.init(**options)
+    try:
+        ray.init(**options)
+    except Exception as error:
+        raise InfrastructureError(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
     folder: str = ray._private.worker._global_node.get_session_dir_path()
     return folder
 
@@ -94,6 +100,9 @@ def check_gpus(config: Config) -> float:
     default = float(total > 0)
     count = config.engine.count if config.run.replay is None else 0
     spread = math.prod(parallel_sizes(parse_engine_args(config.engine.args)).values())
+    if config.engine.colocated:
+        _check_colocated(config, total, spread)
+        default *= HALF
     engines = count * (default * spread if config.engine.gpus == "auto" else config.engine.gpus)
     ranks = config.parallel.ranks * (default if config.parallel.gpus == "auto" else config.parallel.gpus)
     if engines + ranks > total:
@@ -102,6 +111,14 @@ def check_gpus(config: Config) -> float:
             f"{total:g}. Lower --engine.count, --engine.gpus, --parallel.ranks or --parallel.gpus."
         )
     return total
+
+
+def _check_colocated(config: Config, gpus: float, spread: int) -> None:
+    """One engine and one rank take turns on one GPU. The scripted engine plays it without any."""
+    if config.engine.name == "vllm" and not gpus:
+        raise ConfigError("--engine.colocated: there is no GPU that engine and trainer could share.")
+    if gpus and (config.engine.count > 1 or config.parallel.ranks > 1 or spread > 1):
+        raise ConfigError("--engine.colocated is for one engine and one trainer rank on one GPU.")
 
 
 class Cluster:
@@ -148,7 +165,8 @@ class Cluster:
         from .engines.vllm_actor import spawn_engine
 
         options = self._vllm_options()
-        gpus = (options.devices if engine.gpus == "auto" else engine.gpus) if options.device == "gpu" else 0
+        default = HALF if engine.colocated else options.devices
+        gpus = (default if engine.gpus == "auto" else engine.gpus) if options.device == "gpu" else 0
         return spawn_engine(options, actor_options={"num_gpus": gpus})
 
     def _vllm_options(self) -> VLLMOptions:
@@ -170,6 +188,7 @@ class Cluster:
             kv_cache_gb=engine.kv_cache_gb,
             trust_remote_code=self.config.model.trust_remote_code,
             update_timeout_s=engine.update_timeout_s,
+            sleeps=engine.colocated,
             engine_args=arguments,
         )
         return replace(options, **parallel_sizes(arguments))

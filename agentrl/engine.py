@@ -9,6 +9,8 @@ from typing import Any, Literal, Protocol
 from .messages import Image, ToolCall
 
 PauseMode = Literal["keep", "wait", "abort"]
+Memory = Literal["weights", "kv_cache"]
+"""What of an engine's device memory `wake` brings back."""
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,15 @@ class Engine(Protocol):
     async def update_weights(self, source: Any, version: int) -> None: ...
 
     async def health(self) -> Health: ...
+
+
+class SleepingEngine(Engine, Protocol):
+    """An engine that can leave its device to the trainer.
+
+    `sleep` is called paused with nothing running, and gives up the device's memory, weights included. What is awake again is
+    empty: `wake("weights")`, `update_weights`, `wake("kv_cache")`, `resume`, in this order.
+    """
+
+    async def sleep(self) -> None: ...
+
+    async def wake(self, memory: Memory) -> None: ...

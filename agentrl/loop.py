@@ -117,7 +117,9 @@ class Loop:
         self._enter(f"training step {self.step}")
         trained_at = self.sync.version
         rows = batch.rows
-        async with self.sync.trainer_free:
+        if self.sync.colocated:
+            await self._evaluated()
+        async with self.sync.training():
             report = await self.sync.watched(
                 self.sync.trainer.train(rows, self.step), f"the trainer, in step {self.step}"
             )
@@ -171,7 +173,7 @@ class Loop:
 
     async def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint: the engines serve the restored weights before the first rollout."""
-        async with self.sync.trainer_free:
+        async with self.sync.training():
             await self.sync.watched(self.sync.trainer.load(checkpoint), f"the trainer to load {checkpoint}")
             await self.sync.publish(self.sync.version)
 
@@ -195,6 +197,8 @@ class Loop:
         """
         self._enter(f"saving the checkpoint of step {self.step}")
         self._note_best(await self._evaluated())
+        if self.sync.colocated:
+            await self.dispatcher.drain()
         held = self.dispatcher.held()
         self.state = replace(
             self.state,
@@ -210,9 +214,11 @@ class Loop:
             write_held(folder, held)
             await self.sync.trainer.save(folder)
 
-        async with self.sync.trainer_free:
+        async with self.sync.training():
             saving = self.checkpoints.save(self.state, write)
             await self.sync.watched(saving, f"the checkpoint of step {self.step}")
+        if self.sync.colocated:
+            self.dispatcher.settle(self.sync.version)
 
     async def stop(self) -> None:
         """Play nothing any more; what was in flight stays in the books until `save` and `record_unfinished`."""
@@ -229,7 +235,7 @@ class Loop:
         self.evaluation.begin(self.step, self.sync.version)
         self.reporter.stage(f"saving the last checkpoint and the model{self._evaluating}")
         await self.save()
-        async with self.sync.trainer_free:
+        async with self.sync.training():
             await self.sync.watched(self.sync.trainer.export(self.folder.final), "the export of the model")
 
     def _due(self, every: int) -> bool:

@@ -98,8 +98,7 @@ def look(config: Config) -> Look:
 
 
 async def _look(config: Config) -> Look:
-    if config.engine.name == "vllm":
-        check_vllm_names(config)
+    check_vllm_names(config)
     make_executor(config)
     await check_servers(config)
     tasks: dict[str, Iterable[Task]] = {}

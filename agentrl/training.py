@@ -52,6 +52,14 @@ class Trainer(Protocol):
         """A Hugging Face folder that `from_pretrained` loads, tokenizer and processor included."""
         ...
 
+    async def offload(self) -> None:
+        """Move everything from the device to CPU memory. Only `onload`, `release` and `close` may follow."""
+        ...
+
+    async def onload(self) -> None:
+        """Bring it back."""
+        ...
+
     async def close(self) -> None:
         """End the trainer's processes."""
         ...

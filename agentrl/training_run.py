@@ -14,7 +14,7 @@ from .checkpoint import Checkpoints, RunState, read_state
 from .cluster import Cluster
 from .config import Config
 from .config.plan import Plan, draws_in_all
-from .engine import Engine
+from .engine import SleepingEngine
 from .engines.fleet import EngineFleet
 from .engines.keeper import EngineKeeper, KeptPlayer
 from .engines.load_watch import LoadWatch
@@ -67,6 +67,9 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
     """
     reporter.stage(f"starting {_processes(parts.config)}")
     async with AsyncExitStack() as stack:
+        if parts.config.engine.colocated:
+            await _run_colocated(parts, stack, reporter)
+            return
         trainer_starts = asyncio.ensure_future(_start_trainer(parts))
         stack.push_async_callback(_close_trainer, trainer_starts)
         pool = None
@@ -75,11 +78,7 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
         else:
             cluster = Cluster(parts.ready, parts.folder.images, parts.gpus)
             await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
-            loop, keeper = _make_loop(parts, cluster, trainer_starts.result(), reporter)
-            stack.push_async_callback(keeper.close)
-            assert isinstance(loop.dispatcher, Dispatcher)
-            watch = LoadWatch(loop.sync.fleet, loop.dispatcher.seats)
-            stack.push_async_callback(_cancelled, asyncio.create_task(watch.keep()))
+            loop = _kept_loop(parts, cluster, trainer_starts.result(), reporter, stack)
             pool = cluster.pool
         stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, pool).keep()))
         await _run(parts, loop)
@@ -90,6 +89,26 @@ def _processes(config: Config) -> str:
     if config.run.replay is not None:
         return ranks
     return f"{config.engine.count} engine{'s' * (config.engine.count > 1)}, the rollout workers and {ranks}"
+
+
+async def _run_colocated(parts: RunParts, stack: AsyncExitStack, reporter: Reporter) -> None:
+    """As `train_run`, but the engine sleeps before the trainer loads: there is room for one of them."""
+    cluster = await stack.enter_async_context(Cluster(parts.ready, parts.folder.images, parts.gpus))
+    await EngineFleet(cluster.engines).sleep()
+    trainer_starts = asyncio.ensure_future(_start_trainer(parts))
+    stack.push_async_callback(_close_trainer, trainer_starts)
+    loop = _kept_loop(parts, cluster, await trainer_starts, reporter, stack)
+    await loop.sync.wake()
+    stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, cluster.pool).keep()))
+    await _run(parts, loop)
+
+
+def _kept_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Reporter, stack: AsyncExitStack) -> Loop:
+    """The loop, and those that look after the engines until the stack ends."""
+    loop, keeper, watch = _make_loop(parts, cluster, trainer, reporter)
+    stack.push_async_callback(keeper.close)
+    stack.push_async_callback(_cancelled, asyncio.create_task(watch.keep()))
+    return loop
 
 
 def _status_file(parts: RunParts, loop: Loop, pool: WorkerPool | None) -> StatusFile:
@@ -164,13 +183,15 @@ def _epitaph(loop: Loop, error: BaseException) -> str:
     return f"the run stopped after step {loop.whole_steps}: {error} {left}"
 
 
-def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Reporter) -> tuple[Loop, EngineKeeper]:
+def _make_loop(
+    parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Reporter
+) -> tuple[Loop, EngineKeeper, LoadWatch]:
     config, ready, pool = parts.config, parts.ready, cluster.pool
     assert pool is not None
     state = _state(parts)
     sync = WeightSync(config, trainer, EngineFleet(cluster.engines), state.version)
 
-    async def serve(index: int, engine: Engine) -> None:
+    async def serve(index: int, engine: SleepingEngine) -> None:
         await sync.give(index, engine)
         pool.adopt(index, engine)
 
@@ -180,7 +201,8 @@ def _make_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Re
     source.restore(state.source)
     dispatcher = Dispatcher(config, player, source, ready.limits, _make_ledger(parts, state), keeper.ready)
     evaluator = Evaluator(config, player, ready.held_out, ready.limits) if ready.held_out else None
-    return _loop_of(parts, dispatcher, sync, evaluator, reporter, state), keeper
+    watch = LoadWatch(sync.fleet, dispatcher.seats)
+    return _loop_of(parts, dispatcher, sync, evaluator, reporter, state), keeper, watch
 
 
 def _replaying_loop(parts: RunParts, trainer: Trainer, reporter: Reporter) -> Loop:

@@ -110,6 +110,8 @@ class Pausing:
 
 
 class Silent:
+    def stage(self, what: str) -> None: ...
+
     def step(self, record: dict[str, Any]) -> None: ...
 
     def evaluation(self, record: dict[str, Any]) -> None: ...
@@ -131,7 +133,7 @@ def make_loop(
     processor: Any = None,
 ) -> Loop:
     """A whole run in this process, `config.train.steps` long."""
-    engine = ScriptedEngine(script)
+    engine = ScriptedEngine(script, record=False)
     images = ImageStore(folder / "images")
     player = EpisodePlayer([engine], Renderer(processor or tiny_tokenizer()), MultiTurnExecutor(env, "bench"), images)
     steps = config.train.steps

@@ -136,6 +136,31 @@ class Backend:
         finally:
             config.load_universal_checkpoint = before
 
+    def offload(self) -> None:
+        """Weights, gradients and optimizer state to CPU memory, until `onload`. Without a GPU they are there."""
+        if not torch.cuda.is_available():
+            return
+        if self.stage:
+            self.engine.offload_states()
+        else:
+            self._move("cpu")
+        torch.cuda.empty_cache()
+
+    def onload(self) -> None:
+        """Back to the GPU."""
+        if not torch.cuda.is_available():
+            return
+        if self.stage:
+            self.engine.reload_states()
+        else:
+            self._move("cuda")
+
+    def _move(self, device: str) -> None:
+        self.engine.module.to(device)
+        for state in self.optimizer.state.values():
+            for name, value in state.items():
+                state[name] = value.to(device) if isinstance(value, Tensor) and value.dim() else value
+
     def close(self) -> None:
         """Leave the process group."""
         self.engine.destroy()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from ..cluster import HALF
 from ..config import ParallelSection, TrainerConfig
 from ..errors import AgentRLError, InfrastructureError
 from ..supervised.examples import Item
@@ -28,9 +29,10 @@ _CLOSE_TIMEOUT_S = 10.0
 _PEERS_TIMEOUT_S = 3.0
 
 
-def rank_resources(parallel: ParallelSection, cluster_gpus: float) -> tuple[float, float]:
-    """(CPUs, GPUs) that each rank's actor asks Ray for."""
-    gpus = float(cluster_gpus > 0) if parallel.gpus == "auto" else parallel.gpus
+def rank_resources(parallel: ParallelSection, cluster_gpus: float, *, colocated: bool = False) -> tuple[float, float]:
+    """(CPUs, GPUs) that each rank's actor asks Ray for; colocated with an engine it is half a GPU."""
+    default = (HALF if colocated else 1.0) * (cluster_gpus > 0)
+    gpus = default if parallel.gpus == "auto" else parallel.gpus
     return float(parallel.threads), gpus
 
 
@@ -105,13 +107,18 @@ class Ranks:
 
         planned_updates = the horizon of the learning rate (`planned_updates`); default_lr where `optim.lr` is absent.
         """
-        group = cls(_spawn(config.parallel))
+        group = cls(_spawn(config.parallel, colocated=cls.colocated(config)))
         try:
             await group._start((config, model_path, image_dir, planned_updates, default_lr))
         except BaseException:
             await group.close()
             raise
         return group
+
+    @classmethod
+    def colocated(cls, config: Any) -> bool:
+        """Whether the ranks share their GPUs with engines."""
+        return False
 
     async def _start(self, arguments: Arguments) -> None:
         where = await self._all([rank.actor.where.remote() for rank in self._ranks])
@@ -133,6 +140,14 @@ class Ranks:
     async def export(self, folder: Path) -> None:
         """A Hugging Face folder."""
         await self._call("export", folder)
+
+    async def offload(self) -> None:
+        """Every rank leaves its GPU."""
+        await self._call("offload")
+
+    async def onload(self) -> None:
+        """Every rank takes its GPU back."""
+        await self._call("onload")
 
     async def close(self) -> None:
         """Ask every rank to leave in order, then end its process, also one that hangs or is dead."""
@@ -187,6 +202,11 @@ class TrainerGroup(Ranks):
 
     trainer: ClassVar[str] = "policy_trainer:PolicyTrainer"
 
+    @classmethod
+    def colocated(cls, config: Any) -> bool:
+        colocated: bool = config.engine.colocated
+        return colocated
+
     async def train(self, rows: list[Row], step: int) -> TrainReport:
         """See PolicyTrainer.train."""
         report: TrainReport = (await self._call("train", _shared(rows), step))[0]
@@ -224,16 +244,23 @@ class SupervisedGroup(Ranks):
 
 
 def _shared(values: list[Any]) -> Any:
-    """Stored once for all ranks of a host."""
+    """Stored once for all ranks of a host. Raises InfrastructureError when Ray has no room for it."""
+    import ray
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+    try:
+        return ray.put(values)
+    except (ObjectStoreFullError, OutOfDiskError) as error:
+        said = str(error).splitlines()[0]
+        raise InfrastructureError(
+            f"Ray's object store has no room for a batch of {len(values)} rows: {said}"
+        ) from error
+
+
+def _spawn(parallel: ParallelSection, *, colocated: bool) -> list[Any]:
     import ray
 
-    return ray.put(values)
-
-
-def _spawn(parallel: ParallelSection) -> list[Any]:
-    import ray
-
-    cpus, gpus = rank_resources(parallel, ray.cluster_resources().get("GPU", 0.0))
+    cpus, gpus = rank_resources(parallel, ray.cluster_resources().get("GPU", 0.0), colocated=colocated)
     variables = {"OMP_NUM_THREADS": str(parallel.threads), "LOCAL_RANK": "0", "TOKENIZERS_PARALLELISM": "false"}
     if not gpus:
         variables["DS_ACCELERATOR"] = "cpu"

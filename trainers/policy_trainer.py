@@ -224,6 +224,14 @@ class PolicyTrainer:
         """See Core.export."""
         self._core.export(folder)
 
+    def offload(self) -> None:
+        """Leave the GPU to the engines."""
+        self._tools.backend.offload()
+
+    def onload(self) -> None:
+        """Take it back."""
+        self._tools.backend.onload()
+
     def close(self) -> None:
         """Free shared memory and leave the process group."""
         if self._critic is not None:

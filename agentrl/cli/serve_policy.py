@@ -18,6 +18,7 @@ from ..config.checks import check_engine
 from ..config.load import parse_command
 from ..config.section import Section
 from ..engine import Engine, Limits, Sampling
+from ..engines.vllm_names import check_vllm_names
 from ..env import Task
 from ..executor import RolloutContext
 from ..model_folder import max_positions, model_config
@@ -70,6 +71,7 @@ def main(argv: list[str]) -> int:
         model=command.model, engine=command.engine, parallel=Config().parallel.model_copy(update={"gpus": 0.0})
     )
     check_engine(config, ("vllm", "scripted", "random"))
+    check_vllm_names(config)
     token = read_token(command.token_file, "--token-file")
     check_bind(command.host, token)
     with ExitStack() as session:

@@ -124,6 +124,15 @@ def _check_models(config: Config, algorithm: AlgorithmFacts) -> None:
         raise ConfigError(f"--algo {algorithm.name} learns from a teacher: name its model with --teacher.path.")
     if algorithm.teacher and kl.coef and kl.where == "reward":
         raise ConfigError(f"--algo {algorithm.name} has the teacher's KL in the reward: use --algo.kl.where loss.")
+    if config.engine.colocated:
+        for present, what in (
+            (algorithm.critic, f"--algo {algorithm.name}: its critic stays on the GPU"),
+            (kl.coef and not config.ref.offload and not config.lora.enabled, "--algo.kl.coef without --ref.offload"),
+            (algorithm.teacher and not config.teacher.offload, "a teacher without --teacher.offload"),
+            (config.parallel.offload_params, "--parallel.offload-params: the weights are in CPU memory already"),
+        ):
+            if present:
+                raise ConfigError(f"--engine.colocated does not go with {what}.")
     if algorithm.critic and steps is not None and warmup >= steps:
         raise ConfigError(
             f"--critic.warmup-steps {warmup} of --train.steps {steps}: no batch is left to train the policy."
@@ -143,6 +152,12 @@ def _check_off_policy(config: Config) -> None:
             "or say --algo.allow-uncorrected."
         )
     _check_stale(config)
+    if config.engine.colocated and stale > 0:
+        raise ConfigError(
+            f"--engine.colocated needs --train.max-staleness 0, not {stale}: engines and trainer take turns on the GPUs."
+        )
+    if config.engine.colocated and config.run.replay is not None:
+        raise ConfigError("--engine.colocated is not used with --replay: there are no engines.")
     if config.rollout.partial and stale == 0:
         raise ConfigError(
             "--rollout.partial needs --train.max-staleness of at least 1: at 0 nothing runs during an update."

@@ -80,6 +80,9 @@ class EngineSection(Section):
     """Engines, each on devices of its own."""
     gpus: Gpus = "auto"
     """GPUs of each engine; auto: as many as it is spread over (engine.args tensor_parallel_size=…), 0 without a GPU."""
+    colocated: bool = False
+    """Engines and trainer share the GPUs, in turn: engines sleep while it trains, it moves to CPU memory while they sample
+    (needs train.max_staleness 0)."""
     script: str | None = None
     """path/to/file.py:function, called with a GenerationRequest, gives a Reply (engine scripted)."""
     model: str | None = None

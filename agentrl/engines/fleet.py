@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from ..engine import Engine
+from ..engine import SleepingEngine
 from ..errors import EngineError
 
 
@@ -17,7 +17,7 @@ class EngineFleet:
     that does not answer; without it the failure of one engine ends the update.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[SleepingEngine]) -> None:
         self.engines = list(engines)
         self.out: set[int] = set()
         self.lost: Callable[[int, str], None] | None = None
@@ -30,7 +30,21 @@ class EngineFleet:
         finally:
             await self._all(lambda engine: engine.resume())
 
-    async def _all(self, call: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    async def sleep(self) -> None:
+        """Every engine gives up its device's memory. Nothing runs on it."""
+        await self._all(lambda engine: engine.pause("wait"))
+        await self._all(lambda engine: engine.sleep())
+
+    async def wake(self, source: Any, version: int) -> None:
+        """Every engine serves again, with these weights: what it had is gone. The KV cache comes last, when the loading
+        needs no room any more. One that does not come back stays asleep, and the run stops.
+        """
+        await self._all(lambda engine: engine.wake("weights"))
+        await self._all(lambda engine: engine.update_weights(source, version))
+        await self._all(lambda engine: engine.wake("kv_cache"))
+        await self._all(lambda engine: engine.resume())
+
+    async def _all(self, call: Callable[[SleepingEngine], Coroutine[Any, Any, None]]) -> None:
         """Every call to its end, so that none runs on into what comes next; then the first failure is raised."""
         serving = [index for index in range(len(self.engines)) if index not in self.out]
         calls = [call(self.engines[index]) for index in serving]

@@ -6,12 +6,13 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from ..engine import Engine
+from ..engine import SleepingEngine
 from ..errors import EngineError, InfrastructureError, RunStoppedError
 from ..rollout.episode import EpisodeOrder, EpisodeResult
 from ..rollout.player import Player, play_once
 from .fleet import EngineFleet
 
+ATTEMPTS = 3
 log = logging.getLogger(__name__)
 
 
@@ -23,8 +24,8 @@ class EngineKeeper:
     def __init__(
         self,
         fleet: EngineFleet,
-        respawn: Callable[[int], Awaitable[Engine]],
-        serve: Callable[[int, Engine], Awaitable[None]],
+        respawn: Callable[[int], Awaitable[SleepingEngine]],
+        serve: Callable[[int, SleepingEngine], Awaitable[None]],
         most: int,
     ) -> None:
         self.replaced = 0
@@ -41,17 +42,27 @@ class EngineKeeper:
             return
         log.warning("engine %d is lost and will be replaced: %s", index, why)
         self._fleet.out.add(index)
-        self.replaced += 1
         self._replacing[index] = asyncio.create_task(self._replace(index, why))
 
     async def _replace(self, index: int, why: str) -> None:
-        if self.replaced > self._most:
-            raise RunStoppedError(f"engine {index} is lost ({why}), after {self._most} engines (engine.max-restarts).")
-        try:
-            await self._serve(index, await self._respawn(index))
-        except (EngineError, InfrastructureError) as error:
-            raise RunStoppedError(f"engine {index} was lost ({why}) and could not be replaced: {error}") from error
-        log.warning("engine %d is replaced", index)
+        """Until one serves; it too may die, also while it starts. What fails ATTEMPTS times in a row will not go better."""
+        for attempt in range(ATTEMPTS):
+            self.replaced += 1
+            if self.replaced > self._most:
+                raise RunStoppedError(
+                    f"engine {index} is lost ({why}), after {self._most} engines (engine.max-restarts)."
+                )
+            try:
+                await self._serve(index, await self._respawn(index))
+            except (EngineError, InfrastructureError) as error:
+                if attempt + 1 == ATTEMPTS:
+                    raise RunStoppedError(
+                        f"engine {index} was lost ({why}) and could not be replaced: {error}"
+                    ) from error
+                log.warning("engine %d did not come back, another one is started: %s", index, error)
+            else:
+                log.warning("engine %d is replaced", index)
+                return
 
     async def ready(self, index: int) -> None:
         """The engine is there. Raises RunStoppedError when it could not be replaced."""

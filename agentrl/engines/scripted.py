@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..engine import Generation, GenerationRequest, Health, PauseMode, Span
+from ..engine import Generation, GenerationRequest, Health, Memory, PauseMode, Span
 from ..errors import EngineError
 from ..messages import ToolCall
 from .hermes import parse_hermes
@@ -33,14 +33,16 @@ Script = Sequence[Reply] | Callable[[GenerationRequest], Any]
 class ScriptedEngine:
     """Replies in request order from a list, or from `fn(request) -> Reply` (plain or async).
 
-    `requests` holds every admitted request; `calls` the name and arguments of every `generate`, `pause`, `resume` and
-    `update_weights` in order. Between `pause` and `resume` no request is admitted, and replies under way are held back
+    After `sleep` the calls that bring it back are accepted in their right order alone. `requests` holds every admitted request; `calls` the name and arguments of every `generate`, `pause`, `resume` and
+    `update_weights` in order; with `record=False` both stay empty, for runs of any length. Between `pause` and `resume` no request is admitted, and replies under way are held back
     ("keep"), awaited ("wait") or aborted ("abort", also those held back by an earlier "keep"). A reply without
     `versions` carries the version at the moment it is given out.
     """
 
-    def __init__(self, script: Script, version: int = 0) -> None:
+    def __init__(self, script: Script, version: int = 0, *, record: bool = True) -> None:
         self.version = version
+        self._record = record
+        self._asleep: set[str] = set()
         self.requests: list[GenerationRequest] = []
         self.calls: list[tuple[Any, ...]] = []
         self._script = script
@@ -56,8 +58,9 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerationRequest) -> Generation:
         await self._admitted()
-        self.requests.append(request)
-        self.calls.append(("generate", request.request_id))
+        if self._record:
+            self.requests.append(request)
+        self._note("generate", request.request_id)
         aborted = asyncio.Event()
         self._running.add(aborted)
         self._idle.clear()
@@ -67,6 +70,10 @@ class ScriptedEngine:
             self._running.remove(aborted)
             if not self._running:
                 self._idle.set()
+
+    def _note(self, *call: Any) -> None:
+        if self._record:
+            self.calls.append(call)
 
     async def _admitted(self) -> None:
         self._waiting += 1
@@ -114,7 +121,7 @@ class ScriptedEngine:
         return parse_hermes(text)
 
     async def pause(self, mode: PauseMode) -> None:
-        self.calls.append(("pause", mode))
+        self._note("pause", mode)
         self._admitting.clear()
         if mode == "keep":
             self._flowing.clear()
@@ -127,13 +134,30 @@ class ScriptedEngine:
         await self._idle.wait()
 
     async def resume(self) -> None:
-        self.calls.append(("resume",))
+        if self._asleep:
+            raise EngineError(f"resume is called with {', '.join(sorted(self._asleep))} still missing")
+        self._note("resume")
         self._flowing.set()
         self._admitting.set()
 
     async def update_weights(self, source: Any, version: int) -> None:
-        self.calls.append(("update_weights", version))
+        if self._asleep:
+            if "weights" in self._asleep or "kv_cache" not in self._asleep:
+                raise EngineError("weights are loaded between wake('weights') and wake('kv_cache')")
+            self._asleep.discard("loading")
+        self._note("update_weights", version)
         self.version = version
+
+    async def sleep(self) -> None:
+        """Raises EngineError where a real engine would lose requests."""
+        if self._admitting.is_set() or self._running:
+            raise EngineError("sleep is called paused, with nothing running")
+        self._note("sleep")
+        self._asleep = {"weights", "loading", "kv_cache"}
+
+    async def wake(self, memory: Memory) -> None:
+        self._note("wake", memory)
+        self._asleep.discard(memory)
 
     async def health(self) -> Health:
         return Health(ok=True, version=self.version, running=len(self._running), waiting=self._waiting)

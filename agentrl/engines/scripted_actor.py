@@ -15,7 +15,7 @@ class ScriptedActor(ScriptedEngine):
     """`path/to/file.py:fn` is called with every GenerationRequest and gives a Reply."""
 
     def __init__(self, script: str, version: int = 0) -> None:
-        super().__init__(load_object(script), version)
+        super().__init__(load_object(script), version, record=False)
 
     async def start(self) -> None:
         """Answers once the script is loaded."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ..engine import Generation, GenerationRequest, Health, PauseMode, Sampling, Span
+from ..engine import Generation, GenerationRequest, Health, Memory, PauseMode, Sampling, Span
 from ..errors import EngineError
 from ..messages import ToolCall
 from ..torchvision_ops import ensure_torchvision_imports
@@ -119,6 +119,19 @@ class VLLMEngine:
             if await reset() is False:
                 raise EngineError(f"vLLM refused {reset.__name__} after the update to weight version {version}")
         self._broken = ""
+
+    async def sleep(self) -> None:
+        """Free the device: KV cache and weights are gone, and stay so until `wake` and an update."""
+        self._refuse_broken()
+        if self._open.is_set():
+            raise EngineError("sleep is called between pause and resume only")
+        async with self._engine_faults("sleep"):
+            await self._llm.sleep(level=2)
+
+    async def wake(self, memory: Memory) -> None:
+        self._refuse_broken()
+        async with self._engine_faults("wake"):
+            await self._llm.wake_up(tags=[memory])
 
     async def health(self) -> Health:
         detail = self._broken or ("the engine process is gone" if self._llm.errored else "")

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledError
 
-from ..engine import Generation, GenerationRequest, Health, PauseMode
+from ..engine import Generation, GenerationRequest, Health, Memory, PauseMode
 from ..errors import AgentRLError, EngineError
 from ..messages import ToolCall
 from .vllm_options import VLLMOptions, environment
@@ -54,6 +54,12 @@ class VLLMActor:
 
     async def update_weights(self, source: WeightSource, version: int) -> None:
         await self._engine.update_weights(source, version)
+
+    async def sleep(self) -> None:
+        await self._engine.sleep()
+
+    async def wake(self, memory: Memory) -> None:
+        await self._engine.wake(memory)
 
     async def health(self) -> Health:
         return await self._engine.health()
@@ -109,6 +115,12 @@ class RayEngine:
     async def update_weights(self, source: WeightSource, version: int) -> None:
         await _call(self.actor.update_weights.remote(source, version), self._control_timeout_s)
         self.version = version
+
+    async def sleep(self) -> None:
+        await _call(self.actor.sleep.remote(), self._control_timeout_s)
+
+    async def wake(self, memory: Memory) -> None:
+        await _call(self.actor.wake.remote(memory), self._control_timeout_s)
 
     async def health(self) -> Health:
         """Never raises and never waits longer than `health_timeout_s`: a dead or deaf engine is `ok=False`."""

@@ -16,8 +16,11 @@ from .vllm_options import OWN_ARGUMENTS, parse_engine_args
 def check_vllm_names(config: Config) -> None:
     """Every --engine.args name is one of vLLM's that agentrl does not set itself, and its tool parser exists.
 
-    Raises ConfigError with the nearest right name. Where vLLM is not installed there is nothing to compare with.
+    Raises ConfigError with the nearest right name. Of another engine, and where vLLM is not installed, there is nothing to
+    compare with.
     """
+    if config.engine.name != "vllm":
+        return
     known, parsers = engine_argument_names(), tool_parser_names()
     for name in parse_engine_args(config.engine.args):
         if name in OWN_ARGUMENTS:

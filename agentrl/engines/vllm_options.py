@@ -30,7 +30,8 @@ class VLLMOptions:
     `device` cpu | gpu decides threads, memory and defaults; `dtype` auto = float32 on the CPU, bfloat16 on a GPU.
     `kv` says what becomes of running requests at a weight update: "keep" their KV cache, or "recompute" it (exact).
     `stop_token_ids` are all the ids that end a turn: the checkpoint's own are never added. `kv_cache_gb` is GiB, for the
-    CPU. `tool_parser` is one of vLLM's, or "json": Hermes' blocks read with json alone. `update_timeout_s` bounds a weight update. `engine_args` go to vLLM's AsyncEngineArgs last, over everything here.
+    CPU. `tool_parser` is one of vLLM's, or "json": Hermes' blocks read with json alone. `update_timeout_s` bounds a weight update; `sleeps` = it shares
+    its device with the trainer, in turn. `engine_args` go to vLLM's AsyncEngineArgs last, over everything here.
     """
 
     model: str
@@ -50,6 +51,7 @@ class VLLMOptions:
     data_parallel_size: int = 1
     threads: int = 1
     enforce_eager: bool = True
+    sleeps: bool = False
     trust_remote_code: bool = False
     start_timeout_s: float = 600.0
     update_timeout_s: float = 300.0
@@ -114,6 +116,7 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
         "disable_log_stats": True,
         "enable_log_requests": options.debug,
         "trust_remote_code": options.trust_remote_code,
+        "enable_sleep_mode": options.sleeps,
     }
     if options.device == "cpu":
         arguments["kv_cache_memory_bytes"] = int(options.kv_cache_gb * 2**30)

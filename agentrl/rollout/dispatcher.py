@@ -55,6 +55,7 @@ class Dispatcher:
         self._errors = ErrorRate(config.rollout)
         self._changed = asyncio.Event()
         self._closable = True
+        self._stopped = False
         self._failure: BaseException | None = None
         self._episodes: set[asyncio.Task[None]] = set()
         self._attempts = 0
@@ -111,8 +112,8 @@ class Dispatcher:
         )
 
     async def stop(self) -> None:
-        """Cancel what runs; `abandon` then tells what was lost."""
-        self.ledger.draining = True
+        """Cancel what runs, and start nothing any more; `abandon` then tells what was lost."""
+        self._stopped = True
         episodes = tuple(self._episodes)
         for episode in episodes:
             episode.cancel()
@@ -139,7 +140,7 @@ class Dispatcher:
 
     def _fill(self) -> None:
         """Start groups while there are places."""
-        while (draw := self.ledger.next_to_start()) is not None:
+        while not self._stopped and (draw := self.ledger.next_to_start()) is not None:
             group = self.ledger.start(draw, self.tasks.at(draw))
             if group is not None:
                 engine = self.seats.least_loaded(group.n)

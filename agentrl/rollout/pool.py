@@ -75,7 +75,7 @@ class WorkerPool:
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         """Raises InfrastructureError when the worker died or did not answer in time."""
-        from ray.exceptions import RayActorError, RayTaskError
+        from ray.exceptions import RayActorError, RayError, RayTaskError
 
         index = min(range(len(self._workers)), key=lambda i: self._load[i])
         watch = self._spec.config.watchdog
@@ -97,6 +97,9 @@ class WorkerPool:
             if isinstance(error.cause, AgentRLError):
                 raise error.cause from None
             raise
+        except RayError as error:
+            message = str(error).splitlines()[0]
+            raise InfrastructureError(f"rollout worker {index}: {type(error).__name__}: {message}") from error
         except InfrastructureError:
             self._replace(index, worker, "does not answer")
             raise

@@ -39,3 +39,5 @@ async def within(
         if not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=CLEAN_UP_S)
+            if task.done() and not task.cancelled():
+                task.exception()  # of what was given up nobody else asks how it ended

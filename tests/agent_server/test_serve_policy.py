@@ -33,7 +33,7 @@ def served(stage: Stage) -> Callable[..., Any]:
     async def start(*says: Any, token: str | None = None) -> AsyncIterator[str]:
         stage.says = list(says)
         limits = Limits(max_turns=128, max_new_tokens=300, max_len=300, max_total_tokens=38400)
-        ready = Ready(Config(), "/models/mine", (), (), EnvFacts(None), limits, ())
+        ready = Ready(Config(), "/models/mine", {}, (), EnvFacts(None), limits, ())
         app = policy_for_use(ServePolicyCommand(), ready, stage.engine, stage.renderer, token)
         async with listening(app, bind("127.0.0.1", 0), "off") as url:
             yield url

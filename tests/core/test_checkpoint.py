@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,32 @@ def test_a_full_disk_is_loud_and_leaves_what_was_there(tmp_path: Path) -> None:
         asyncio.run(checkpoints.save(RunState(2), write))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
     assert checkpoints.find("latest").name == "step_000001"
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors"])
+def test_weights_that_do_not_fit_are_loud_whoever_writes_them(tmp_path: Path, kind: str) -> None:
+    """For real: the process may write no file of more than 64 KiB, which is a full disk in the middle of the weights."""
+    import torch
+    from safetensors.torch import save_file
+
+    checkpoints, weights = Checkpoints(tmp_path, 1), {"w": torch.zeros(1 << 18)}
+    save(checkpoints, 1)
+
+    async def write(folder: Path) -> None:
+        if kind == "torch":
+            torch.save(weights, folder / "weights")
+        else:
+            save_file(weights, folder / "weights")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(RunStoppedError, match=r"step 2 could not be saved: .*step_000001 is whole"):
+            asyncio.run(checkpoints.save(RunState(2), write))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
+    assert read_state(checkpoints.find("latest")).step == 1
 
 
 @pytest.mark.parametrize("call", range(12))

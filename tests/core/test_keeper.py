@@ -150,6 +150,25 @@ async def test_engines_are_not_replaced_for_ever() -> None:
         await parts.keeper.ready(0)
 
 
+async def test_one_that_dies_while_it_starts_is_replaced_too() -> None:
+    """Once before it answers, once before it has the weights."""
+    parts = Parts(most=3)
+    spawn, ends = parts.respawn, iter(["starting", "loading", "never"])
+
+    async def dying(index: int) -> Mortal:
+        new, end = await spawn(index), next(ends)
+        new.dead = end == "loading"
+        if end == "starting":
+            raise EngineError("the engine actor is gone")
+        return new
+
+    parts.keeper._respawn = dying
+    parts.keeper.lose(0, "gone")
+    await parts.keeper.ready(0)
+    assert parts.fleet.engines[0] is parts.spawned[2] and parts.keeper.replaced == 3 and not parts.fleet.out
+    assert parts.fleet.engines[0].version == 4
+
+
 async def test_an_engine_that_cannot_be_replaced_stops_the_run() -> None:
     parts = Parts()
 

@@ -111,7 +111,7 @@ class Rollouts(RuleBasedStateMachine):
         self.ledger.end(group, result)
         self.fill()
 
-    @precondition(lambda self: self.batch is None)
+    @precondition(lambda self: self.batch is None and self.ledger.state().wanted != 0)
     @rule()
     def take(self) -> None:
         assume(self.try_to_take())

@@ -12,7 +12,7 @@ from agentrl import Reply, ScriptedEngine
 from agentrl.engine import Health
 from agentrl.engines.fleet import EngineFleet
 from agentrl.engines.load_watch import LoadWatch
-from agentrl.rollout.load import DECREASE, INCREASE, Load, adjusted
+from agentrl.rollout.load import DECREASE, INCREASE, KV_FULL, Load, adjusted
 from agentrl.rollout.seats import Seats
 
 
@@ -25,7 +25,7 @@ def test_the_limit_settles_below_what_the_cache_holds(capacity: int, wanted: int
         playing = int(min(wanted, load.limit))
         evicted += max(0, playing - capacity)
         load = adjusted(load, playing, Health(True, 0, kv_usage=min(1.0, playing / capacity), preemptions=evicted))
-    if wanted <= 0.95 * capacity - 1:
+    if wanted / capacity < KV_FULL:
         assert load.limit == math.inf
     else:
         assert min(DECREASE * 0.75 * capacity, 0.75 * wanted) - 1 <= load.limit <= capacity + INCREASE

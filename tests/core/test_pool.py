@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -88,3 +90,32 @@ async def test_the_start_of_a_new_worker_is_not_the_time_of_an_episode(killed: l
     with pytest.raises(InfrastructureError, match="episode r"):
         await playing
     assert pool.replaced == 2
+
+
+async def test_an_answer_that_ray_has_no_room_for_is_the_infrastructures_failure(killed: list[Any]) -> None:
+    """So the episode is played again; the worker lives."""
+    pool = make_pool()
+    playing = asyncio.ensure_future(pool.play(replace(ORDER, limits=Limits())))
+    await asyncio.sleep(0.01)
+    pool._workers[0].calls[0].set_exception(ray.exceptions.ObjectStoreFullError("it is full"))
+    with pytest.raises(InfrastructureError, match=r"rollout worker 0: ObjectStoreFullError: .*it is full"):
+        await playing
+    assert not killed and pool.replaced == 0
+
+
+async def test_an_ending_start_says_nothing_of_what_broke_with_it(killed: list[Any]) -> None:
+    """Interrupted while workers start: their processes end, and with them the calls that waited for them."""
+    pool = make_pool()
+    loop, said = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda loop, context: said.append(context["message"]))
+    starting = asyncio.ensure_future(pool.ready())
+    await asyncio.sleep(0.01)
+    call = pool._workers[0].calls[0]
+    loop.call_later(0.01, lambda: call.done() or call.set_exception(ray.exceptions.RayActorError()))
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    del starting
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not said

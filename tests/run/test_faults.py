@@ -147,20 +147,27 @@ def dead(pid: int) -> bool:
         return True
 
 
-def test_vllm_is_replaced_and_given_the_current_weights(tmp_path: Path) -> None:
-    """Trained tokens of the new engine have the trainer's log-probabilities: it does not serve the weights it started with."""
-    sizes = ["--train.batch-groups", "2", "--rollout.n-samples", "2", "--eval.no-enable"]
-    synchronous = ["--train.max-staleness", "0", "--optim.lr", "0.01", "--train.steps", "100"]
-    run = Running(tmp_path, *policy(tmp_path, write_code(tmp_path)), *sizes, *synchronous)
+def test_vllm_is_replaced_and_a_killed_run_resumed_with_the_current_weights(tmp_path: Path) -> None:
+    """Trained tokens have the trainer's log-probabilities: neither an engine that replaced another, nor one of a run that
+    goes on after kill -9, serves the weights it started with.
+    """
+    synchronous = ["--train.max-staleness", "0", "--optim.lr", "0.01"]
+    options = [*policy(tmp_path, write_code(tmp_path)), *SIZES, *synchronous]
+    run = Running(tmp_path, *options, "--train.steps", "100")
     try:
         run.wait(lambda: len(run.steps()) >= 3, 400)
         os.kill(run.actor("VLLMActor"), signal.SIGKILL)
         run.wait(lambda: "engine 0 is replaced" in run.log.read_text(), 300)
         run.goes_on(3)
+        os.kill(run.process.pid, signal.SIGKILL)
     finally:
-        run.process.send_signal(signal.SIGTERM)
-        run.process.wait(60)
         run.end()
+    again = Running(tmp_path, *options, "--train.steps", str(run.steps()[-1] + 2), "--resume", "latest")
+    try:
+        assert again.process.wait(400) == 0, again.log.read_text()[-5000:]
+    finally:
+        again.end()
+    assert again.steps() == list(range(1, again.steps()[-1] + 1))
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert all(record["mismatch/max_abs"] < 1e-3 for record in records if "mismatch/max_abs" in record)
     assert all(record["version"] == record["step"] for record in records if record["policy/grad_norm"])
