@@ -158,13 +158,13 @@ class Renderer:
         """(ids of a text as it is, its special-token strings being special tokens, with each image placeholder in it expanded;
         the slot of each image). Nothing is added. Raises DataError unless there is one placeholder an image.
         """
-        self._expander.check(images)
+        self.expander.check(images)
         ids = self.tokenizer(encodable(text), add_special_tokens=False).input_ids
-        return self._expander.expand(ids, images)
+        return self.expander.expand(ids, images)
 
     def slots(self, token_ids: Sequence[int], images: Sequence[Image]) -> tuple[ImageSlot, ...]:
         """Where the images stand in ids that have them expanded. Raises DataError when they do not."""
-        return self._expander.find(token_ids, images)
+        return self.expander.find(token_ids, images)
 
     # ------------------------------------------------------------------ the delta
 
