@@ -78,7 +78,11 @@ class Running:
 
     def actor(self, kind: str) -> int:
         """The process of a Ray actor, by its class."""
-        found = [pid for pid in processes(self.mark) if f"ray::{kind}" in " ".join(psutil.Process(pid).cmdline())]
+        found = [
+            pid
+            for pid in processes(self.mark, self.folder)
+            if f"ray::{kind}" in " ".join(psutil.Process(pid).cmdline())
+        ]
         assert len(found) == 1, found
         return found[0]
 
@@ -93,7 +97,7 @@ class Running:
         self.wait(lambda: len(self.steps()) >= aim)
 
     def end(self) -> None:
-        for pid in processes(self.mark):
+        for pid in processes(self.mark, self.folder):
             os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
 
