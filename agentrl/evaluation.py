@@ -13,7 +13,7 @@ from .errors import InfrastructureError
 from .report.metrics import Metrics, evaluation_metrics, metrics_by_env
 from .rollout.episode import EpisodeOrder, EpisodeResult, failed
 from .rollout.orders import evaluation_order
-from .rollout.player import Player, play_once
+from .rollout.player import Player, play_repeatedly
 
 
 class Evaluator:
@@ -108,7 +108,7 @@ class Evaluator:
         ]
 
     async def _one(self, order: EpisodeOrder) -> EpisodeResult:
-        result = await play_once(self.player, order)
+        result = await play_repeatedly(self.player, order, self.config.rollout.retries)
         if self.seen is not None:
             self.seen(result)
         return result

@@ -47,7 +47,6 @@ class PlayedSection(RolloutSection):
     oversample: Annotated[float, Hidden] = 1.0
     retire_after: Annotated[int, Hidden] = 0
     mask_stale_tokens: Annotated[bool, Hidden] = False
-    retries: Annotated[int, Hidden] = 3
     max_error_rate: Annotated[float, Hidden] = 0.5
 
 

@@ -20,7 +20,7 @@ from ..report.rollout_file import RolloutFile
 from ..rollout.episode import EpisodeOrder, EpisodeResult
 from ..rollout.mixture import make_source
 from ..rollout.orders import draw_order
-from ..rollout.player import Player, play_once
+from ..rollout.player import Player, play_repeatedly
 from ..rollout.task_source import TaskSource
 from .console import out, progress_bar
 from .exits import DONE, FAILED
@@ -79,7 +79,8 @@ async def _play(
             bar("episodes", len(results) / len(orders))
 
         async with open_player(ready, file.images, gpus) as player:
-            await play_all(player, orders, ready.config.rollout.max_episodes, back)
+            rollout = ready.config.rollout
+            await play_all(player, orders, rollout.max_episodes, back, rollout.retries)
 
 
 def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
@@ -117,14 +118,18 @@ class BestOf:
 
 
 async def play_all(
-    player: Player, orders: Sequence[EpisodeOrder], at_once: int | None, back: Callable[[EpisodeResult], None]
+    player: Player,
+    orders: Sequence[EpisodeOrder],
+    at_once: int | None,
+    back: Callable[[EpisodeResult], None],
+    retries: int = 0,
 ) -> None:
-    """Every order once; `back` gets each result as it comes. An episode lost with its place is a failed one."""
+    """Every order once, what infrastructure failed again; `back` gets each result as it comes."""
     seats = asyncio.Semaphore(at_once or len(orders))
 
     async def one(order: EpisodeOrder) -> None:
         async with seats:
-            back(await play_once(player, order))
+            back(await play_repeatedly(player, order, retries))
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -20,3 +20,12 @@ async def play_once(player: Player, order: EpisodeOrder) -> EpisodeResult:
         return await player.play(order)
     except InfrastructureError as error:
         return failed(order, error)
+
+
+async def play_repeatedly(player: Player, order: EpisodeOrder, retries: int) -> EpisodeResult:
+    """What infrastructure failed is repeated from reset with the same seeds, at most `retries` times; all else is final."""
+    for _ in range(retries):
+        result = await play_once(player, order)
+        if not result.retryable:
+            return result
+    return await play_once(player, order)

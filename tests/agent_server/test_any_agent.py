@@ -61,7 +61,7 @@ def test_every_token_of_a_delivered_reply_is_trained_once_in_its_context() -> No
     lives = Lives()
     with asyncio.Runner() as runner:
 
-        @settings(max_examples=25, deadline=None)
+        @settings(max_examples=15, deadline=None)
         @given(STEPS, st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=6))
         def live(steps: list[tuple[str, int]], words: list[int]) -> None:
             runner.run(lives.live(steps, words))
