@@ -30,12 +30,12 @@ class Said:
 
 
 class Clients:
-    """The SDKs under one rollout's key."""
+    """The SDKs under one rollout's key; a connection that was closed while it idled is what they retry."""
 
     def __init__(self, client: AsyncOpenAI) -> None:
-        self.openai = client.copy(max_retries=0)
+        self.openai = client.copy(max_retries=2)
         root = str(client.base_url).rstrip("/").removesuffix("/v1")
-        self.anthropic = AsyncAnthropic(base_url=root, api_key=client.api_key, max_retries=0)
+        self.anthropic = AsyncAnthropic(base_url=root, api_key=client.api_key, max_retries=2)
 
     async def chat(self, history: list[Said], stream: bool = False, leave: bool = False, **options: Any) -> list[Said]:
         asked: dict[str, Any] = {"model": "m", "messages": _chat(history), "tools": [TOOL], **options}
@@ -196,7 +196,7 @@ class AnyAgent:
         asking = asyncio.ensure_future(ask(history, stream=True, leave=what == "leave"))
         if what == "cancel":
             async with asyncio.timeout(10):
-                while self._begun() == before:  # noqa: ASYNC110
+                while self._begun() == before and not asking.done():  # noqa: ASYNC110
                     await asyncio.sleep(0)
             asking.cancel()
         await asyncio.wait({asking})
