@@ -15,6 +15,10 @@ from .pictures import Album
 
 PLACE = "<image>"
 """Where a picture of the image column stands in a prompt that is a string."""
+ROLES = {"human": "user", "gpt": "assistant", "function": "tool"} | {
+    r: r for r in ("system", "user", "assistant", "tool")
+}
+"""The roles of messages with the keys `from` and `value` (ShareGPT)."""
 TEXTS, PICTURES = ("text", "input_text"), ("image", "image_url", "input_image")
 
 
@@ -34,11 +38,11 @@ def read_row(row: Mapping[str, Any], section: DataSection, folder: Path = Path("
 
     Pictures are decoded when they are first looked at; with `unseen` they are blank ones.
     """
-    prompt, album = _cell(row, section.input_key), Album(folder, section, unseen)
+    prompt, album = cell(row, section.input_key), Album(folder, section, unseen)
     images: tuple[Image, ...] = ()
     if section.image_key is not None:
-        images = album.all(_cell(row, section.image_key))
-    tools = () if section.tools_key is None else _tools(_cell(row, section.tools_key))
+        images = album.all(cell(row, section.image_key))
+    tools = () if section.tools_key is None else _tools(cell(row, section.tools_key))
     if isinstance(prompt, str) and prompt:
         if section.template is not None:
             prompt = section.template.replace("{}", prompt)
@@ -50,7 +54,8 @@ def read_row(row: Mapping[str, Any], section: DataSection, folder: Path = Path("
     return _conversation(prompt, images, tools, album)
 
 
-def _cell(row: Mapping[str, Any], column: str) -> Any:
+def cell(row: Mapping[str, Any], column: str) -> Any:
+    """Raises DataError with the columns there are."""
     if column not in row:
         raise DataError(f"there is no {column!r} in it; it has {', '.join(row) or 'nothing'}")
     return row[column]
@@ -90,6 +95,9 @@ def _message(message: Any, rest: Iterator[Image], shown: list[Image], album: Alb
     if not isinstance(message, Mapping):
         raise DataError(f"a chat message is an object with a role, not {repr(message)[:60]}")
     said = {"content": None, **{key: value for key, value in message.items() if value is not None}}
+    if "role" not in said and "from" in said:
+        said["role"], said["content"] = role_of(said), said.pop("value", None)
+        del said["from"]
     content = said["content"]
     if isinstance(content, list | tuple):
         parts = [_part(part, rest, album) for part in content]
@@ -98,6 +106,18 @@ def _message(message: Any, rest: Iterator[Image], shown: list[Image], album: Alb
     if isinstance(said.get("tool_calls"), list):
         said["tool_calls"] = _without_nulls(said["tool_calls"])
     return as_message(said)
+
+
+def role_of(message: Any) -> str | None:
+    """The role of a message as a row has it; None where it says none. Raises DataError for an unknown `from`."""
+    if not isinstance(message, Mapping):
+        return None
+    if message.get("role") is not None or message.get("from") is None:
+        return message.get("role")
+    role = ROLES.get(message["from"]) if isinstance(message["from"], str) else None
+    if role is None:
+        raise DataError(f"a message is from {message['from']!r}, which is none of {', '.join(ROLES)}")
+    return role
 
 
 def _part(part: Any, rest: Iterator[Image], album: Album) -> Any:

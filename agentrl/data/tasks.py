@@ -30,7 +30,7 @@ class RowTasks(Sequence[Task]):
     """Tasks of the rows of one or several datasets. Position p is row `numbers[p]` of dataset `which[p]`; the ids are
     `row-N`, of several datasets `NAME/row-N`. Raises DataError with the row's number.
 
-    `max_images` = most pictures of a row.
+    `max_images` = most pictures of a row, `skipped` = rows that cannot be read and are left out.
     """
 
     sources: Sequence[Rows]
@@ -39,6 +39,7 @@ class RowTasks(Sequence[Task]):
     numbers: NDArray[np.int64]
     max_images: int = 0
     labels: Sequence[str] = field(default=())
+    skipped: int = 0
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -76,7 +77,11 @@ class RowTasks(Sequence[Task]):
             _say(f"{self.name}: {len(out)} of {len(self)} rows {what} and are left out", some, len(out))
         if not good:
             raise DataError(f"{self.name}: no row is left to use, all {len(self)} are {why} or cannot be read.")
-        return self.at(np.asarray(good, np.int64))
+        return replace(self.at(np.asarray(good, np.int64)), skipped=self.skipped + len(bad))
+
+    def folder(self, position: int) -> Path:
+        """What paths in the row of a task are relative to."""
+        return self.sources[int(self.which[position])].folder
 
     def _rows(self) -> Iterator[tuple[int, Row | DataError]]:
         """(position, row) of every position, in order; read in blocks."""
@@ -152,9 +157,10 @@ def load_tasks(section: DataSection, *, evaluation: bool, seed: int = 0) -> RowT
     tasks = RowTasks(
         sources,
         section,
-        *mixed([numbers for numbers, _ in checked], [] if evaluation else section.probs, seed),
-        max_images=max(images for _, images in checked),
+        *mixed([numbers for numbers, _, _ in checked], [] if evaluation else section.probs, seed),
+        max_images=max(images for _, images, _ in checked),
         labels=_labels(sources),
+        skipped=sum(skipped for _, _, skipped in checked),
     )
     return tasks
 
@@ -165,8 +171,10 @@ def _labels(sources: Sequence[Rows]) -> list[str]:
     return [stem if stems.count(stem) == 1 else f"{stem}-{i}" for i, stem in enumerate(stems)]
 
 
-def _readable(rows: Rows, section: DataSection) -> tuple[NDArray[np.int64], int]:
-    """(numbers of the first `max_samples` rows that are tasks, most pictures of one). Raises DataError."""
+def _readable(rows: Rows, section: DataSection) -> tuple[NDArray[np.int64], int, int]:
+    """(numbers of those of the first `max_samples` rows that are tasks, most pictures of one, how many are none). Raises
+    DataError.
+    """
     good = array("q")
     bad: list[str] = []
     images = 0
@@ -186,7 +194,7 @@ def _readable(rows: Rows, section: DataSection) -> tuple[NDArray[np.int64], int]
     _say(f"{rows.name}: {len(bad)} of {len(good) + len(bad)} rows skipped", bad[:NAMED], len(bad))
     if not good:
         raise DataError(f"{rows.name}: no row is left to use")
-    return np.asarray(good, np.int64), images
+    return np.asarray(good, np.int64), images, len(bad)
 
 
 def _check_row(number: int, row: Row | DataError, section: DataSection, rows: Rows, seen: int) -> int:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from ..config import DpoConfig, RmConfig, SftConfig, SupervisedConfig
 from ..config.supervised import AnswersSection, PairsSection
-from ..data import load_tasks
+from ..data import RowTasks, load_tasks
 from ..env import Task
 from ..errors import ConfigError, DataError
 from ..image_store import ImageStore
 from ..renderer import Renderer
-from .conversations import conversation, margin_of, pair, tools_of
+from .conversations import conversation, margin_of, pair
 from .examples import Examples, Item, Pair, as_row
 from .spelling import Speller, Spelling, said
 from .trajectories import is_recorded, recorded_examples
@@ -43,6 +44,8 @@ def load_examples(
         tasks = load_tasks(section, evaluation=held_out, seed=config.run.seed)
         _check_columns(tasks[0], config)
         found = _Maker(config, renderer, store).examples(tasks[: config.eval.samples] if held_out else tasks, told)
+        if tasks.skipped:
+            found.left_out[UNREADABLE] += tasks.skipped
     found.items = found.items[: config.eval.samples if held_out else section.max_samples]
     if not found.items:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
@@ -54,7 +57,7 @@ def _check_columns(task: Task, config: SupervisedConfig) -> None:
     """The columns that the options name are there. Raises DataError that names the flag."""
     data = config.data
     names = ("answer_key",) if isinstance(data, AnswersSection) else ("chosen_key", "rejected_key", "margin_key")
-    for name in (*names, "tools_key"):
+    for name in names:
         key = getattr(data, name)
         if key is not None and key not in task.row:
             flag = f"--data.{name.replace('_', '-')}"
@@ -71,12 +74,12 @@ class _Maker:
         self._max_len = config.train.max_len
         self._cut = 0
 
-    def examples(self, tasks: Sequence[Task], told: Told) -> Examples:
+    def examples(self, tasks: RowTasks, told: Told) -> Examples:
         made = Examples()
         for i, task in enumerate(tasks):
             told((i + 1) / len(tasks))
             try:
-                made.items += self._items(task)
+                made.items += self._items(task, tasks.folder(i))
             except LeftOutError as error:
                 made.left_out[str(error)] += 1
             except DataError as error:
@@ -89,13 +92,13 @@ class _Maker:
         made.cut = self._cut
         return made
 
-    def _items(self, task: Task) -> Iterator[Item]:
+    def _items(self, task: Task, folder: Path) -> Iterator[Item]:
         config = self._config
         if isinstance(config, SftConfig):
-            return self._texts(task) if config.sft.pretrain else iter([self._answer(task, config)])
+            return self._texts(task) if config.sft.pretrain else iter([self._answer(task, config, folder)])
         if not isinstance(config, RmConfig | DpoConfig):
             raise ConfigError(f"there are no examples for {config.kind}")
-        return iter([self._pair(task, config.data)])
+        return iter([self._pair(task, config.data, folder)])
 
     def _texts(self, task: Task) -> Iterator[Item]:
         if not isinstance(task.prompt, str):
@@ -108,21 +111,19 @@ class _Maker:
                 piece = Spelling(ids, (False, *[True] * (len(ids) - 1)))
                 yield as_row(piece, f"{task.id}-{start // size}", None)
 
-    def _answer(self, task: Task, config: SftConfig) -> Item:
-        messages = conversation(task, config.data)
+    def _answer(self, task: Task, config: SftConfig, folder: Path) -> Item:
+        messages = conversation(task, config.data, folder)
         if not any(said(message) for message in messages if message["role"] == "assistant"):
             raise LeftOutError(EMPTY)
-        tools = tools_of(task.row, config.data.tools_key)
-        spelling = self._speller.spell(messages, tools, last_only=config.sft.turns == "last")
+        spelling = self._speller.spell(messages, task.tools, last_only=config.sft.turns == "last")
         kept = spelling.cut(self._max_len)
         if not any(kept.trained):
             raise LeftOutError(EMPTY if len(spelling) <= self._max_len else TOO_LONG)
         self._cut += len(kept) < len(spelling)
         return as_row(kept, task.id, self._store)
 
-    def _pair(self, task: Task, section: PairsSection) -> Item:
-        tools = tools_of(task.row, section.tools_key)
-        chosen, rejected = (self._side(messages, tools) for messages in pair(task, section))
+    def _pair(self, task: Task, section: PairsSection, folder: Path) -> Item:
+        chosen, rejected = (self._side(messages, task.tools) for messages in pair(task, section, folder))
         margin = margin_of(task.row, section.margin_key)
         scored = isinstance(self._config, RmConfig)
         rows = [

@@ -18,7 +18,6 @@ from ..report.read_record import read_episode, read_lines
 from ..report.record import JSON_LINES
 from ..rollout.episode import EpisodeResult
 from ..trajectory import Row
-from .conversations import placed
 from .examples import Examples, as_row
 from .spelling import Speller, Spelling
 
@@ -111,7 +110,7 @@ def _spellings(
         return
     messages = [_with_pictures(message, images) for message in episode.messages]
     if any(message_text(message) for message in messages):
-        yield speller.spell(placed(messages, ()), last_only=config.sft.turns == "last")
+        yield speller.spell(messages, last_only=config.sft.turns == "last")
 
 
 def _of_row(row: Row, images: ImageStore, config: SftConfig) -> Spelling:

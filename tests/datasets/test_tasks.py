@@ -75,6 +75,16 @@ def test_what_a_columnar_file_fills_with_nulls_is_left_out() -> None:
     assert shown.tools == ({"type": "function", "function": {"name": "f"}},)
 
 
+def test_conversations_with_the_keys_from_and_value() -> None:
+    said = ["system", "human", "gpt", "function", "tool", "assistant"]
+    names = ["system", "user", "assistant", "tool", "tool", "assistant"]
+    row = {"input": [{"from": who, "value": who, "weight": None} for who in said]}
+    prompt = row_task(0, row, section()).prompt
+    assert prompt == [{"role": name, "content": who} for who, name in zip(said, names, strict=True)]
+    with pytest.raises(DataError, match=r"row 0 of .*: a message is from 'narrator', which is none of human, gpt"):
+        row_task(0, {"input": [{"from": "narrator", "value": "x"}]}, section())
+
+
 def test_where_pictures_stand_in_a_prompt(tmp_path: Path, forms: dict[str, Any]) -> None:
     """Before a string, at its <image>, in the places of messages, or before the first text of the user."""
     pictures = section(image_key="image")

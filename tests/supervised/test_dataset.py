@@ -48,11 +48,14 @@ def said(renderer: Renderer, row: Any) -> str:
     return renderer.text(row.token_ids[row.loss_mask].tolist(), special=True)
 
 
-def test_conversations_and_prompts_with_answers(load: Load, renderer: Renderer) -> None:
+def test_conversations_prompts_with_answers_and_foreign_keys(load: Load, renderer: Renderer) -> None:
     turns = [("user", "q"), ("assistant", "a")]
     whole = load("sft", [{"messages": [{"role": role, "content": text} for role, text in turns]}])
     answered = load("sft", [{"p": "q", "a": "a"}], data={"input_key": "p", "answer_key": "a"})
-    rows = [examples.items[0] for examples in (whole, answered)]
+    names = {"user": "human", "assistant": "gpt"}
+    foreign = [{"conversations": [{"from": names[role], "value": text} for role, text in turns]}]
+    other = load("sft", foreign, data={"input_key": "conversations"})
+    rows = [examples.items[0] for examples in (whole, answered, other)]
     assert all(said(renderer, row) == "a<|im_end|>" for row in rows)
     assert all(np.array_equal(row.token_ids, rows[0].token_ids) for row in rows)
 
@@ -80,6 +83,7 @@ def test_plain_text_is_trained_from_the_second_token_on_in_pieces(load: Load, re
 def test_pairs_in_every_form_train_the_answers_alone(load: Load, renderer: Renderer) -> None:
     user, early = {"role": "user", "content": "q"}, {"role": "assistant", "content": "earlier"}
     good, bad = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+    told = lambda who, text: {"from": who, "value": text}  # noqa: E731
     forms: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"prompt": "q", "chosen": "good", "rejected": "bad"}, {}),
         ({"prompt": [user], "chosen": [good], "rejected": [bad]}, {}),
@@ -87,6 +91,7 @@ def test_pairs_in_every_form_train_the_answers_alone(load: Load, renderer: Rende
         ({"prompt": "q", "chosen": [user, good], "rejected": [user, bad]}, {}),
         ({"prompt": [user, early, user], "chosen": "good", "rejected": "bad"}, {}),
         ({"chosen": [user, early, user, good], "rejected": [user, bad]}, {"input_key": "chosen"}),
+        ({"prompt": "q", "chosen": [told("gpt", "good")], "rejected": [told("human", "q"), told("gpt", "bad")]}, {}),
     ]
     for row, data in forms:
         (pair,) = load("dpo", [row], data=data).items
@@ -115,20 +120,35 @@ def test_pictures_go_where_messages_leave_a_place_and_into_the_store(load: Load,
         (item,) = load("sft", [{**row, "i": ["red.png", "blue.png"]}], data={"image_key": "i"}).items
         assert [sha for sha, _, _ in item.images] == shas
     assert all(ImageStore(tmp_path / "images").get(sha) for sha in shas)
-    with pytest.raises(DataError, match=r"row 0 of .*image"):
+    with pytest.raises(DataError, match=r"row 0 of .*: the messages have places for 2 of 3 images"):
         load("sft", [{**placed, "i": ["red.png"] * 3}], data={"image_key": "i"})
-    with pytest.raises(DataError, match="image"):
+    with pytest.raises(DataError, match=r"places for more images than --data.image-key gives"):
         load("sft", [{**placed, "i": ["red.png"]}], data={"image_key": "i"})
+
+
+def test_both_answers_of_a_pair_are_about_the_pictures_of_the_row(load: Load, tmp_path: Path) -> None:
+    PILImage.new("RGB", (4, 4), "red").save(tmp_path / "red.png")
+    sha = Image(str(tmp_path / "red.png")).sha256
+    hole = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "q"}]}
+    good, bad = {"role": "assistant", "content": "good"}, {"role": "assistant", "content": "bad"}
+    for row, data in (
+        ({"prompt": "q", "chosen": "good", "rejected": [bad]}, {}),
+        ({"prompt": "q <image>", "chosen": "good", "rejected": [hole, bad]}, {}),
+        ({"chosen": [hole, good], "rejected": [{"role": "user", "content": "q"}, bad]}, {"input_key": "chosen"}),
+    ):
+        (pair,) = load("dpo", [{**row, "i": "red.png"}], data={"image_key": "i", **data}).items
+        assert isinstance(pair, Pair) and [[sha for sha, _, _ in side.images] for side in pair.rows] == [[sha]] * 2
 
 
 def test_what_is_wrong_with_a_row_is_said_with_its_number(load: Load) -> None:
     good = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}], "t": "[]"}
     with pytest.raises(DataError, match=r"no column 'x' \(--data.answer-key\). It has: messages, t"):
         load("sft", [good], data={"answer_key": "x"})
-    with pytest.raises(DataError, match=r"row 1 of .* no JSON"):
+    with pytest.raises(DataError, match=r"row 1 of .*: the tools are no JSON"):
         load("sft", [good, {**good, "t": "{"}], data={"tools_key": "t"})
     skipping = load("sft", [good, {**good, "t": "{"}], data={"tools_key": "t", "on_error": "skip"})
-    assert len(skipping) == 1
+    assert len(skipping) == 1 and skipping.left_out == {"unreadable": 1}
+    assert "1 left out: unreadable" in skipping.describe("examples")
     with pytest.raises(DataError, match=r"--data.answer-key, or train on the text alone with --sft.pretrain"):
         load("sft", [{"messages": "text"}])
     with pytest.raises(DataError, match=r"row 0 of .*'m' is 'x', no margin"):
