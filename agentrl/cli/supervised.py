@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -14,7 +12,6 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from ..assemble import make_renderer
-from ..checkpoint import Checkpoints, checkpoint_step
 from ..cluster import check_trainer_gpus, connected, trainer_cpus
 from ..config import SupervisedConfig
 from ..config.checks import check_supervised
@@ -24,8 +21,7 @@ from ..config.section import Section
 from ..errors import ConfigError
 from ..image_store import ImageStore
 from ..model_folder import is_small, max_positions, model_config, resolve_model
-from ..report.progress import SHOWN_SUPERVISED, make_reporter
-from ..report.run_folder import RunFolder
+from ..report.progress import SHOWN_SUPERVISED
 from ..supervised.dataset import load_examples
 from ..supervised.examples import Examples
 from ..supervised.plan import SupervisedPlan, describe, make_plan
@@ -34,7 +30,7 @@ from .console import out, progress_bar
 from .exits import DONE, INTERRUPTED
 from .policy import choose_model
 from .signals import terminable, until_signal
-from .train import check_sinks, wandb_run
+from .training import begin, check_sinks, interrupted_lines, reporter_of, run_folder
 
 
 class CommandOptions(Section):
@@ -54,13 +50,13 @@ C = TypeVar("C", bound=SupervisedConfig)
 def run_command(kind: type[C], command: type[Section], argv: list[str], description: str) -> int:
     """The exit code of `agentrl KIND ARGV`. `command` = the configuration and CommandOptions in one."""
     name = kind.kind
-    argv = with_stored_config(argv)
+    argv = with_stored_config(argv, name)
     given: Any = parse_command(command, argv, prog=f"agentrl {name}", description=description)
     config = kind(**{section: getattr(given, section) for section in kind.model_fields})
     logging.basicConfig(level=logging.DEBUG if given.debug else logging.WARNING, format="%(levelname)s %(message)s")
     check_supervised(config)
     check_sinks(config)
-    folder, resume_from = _run_folder(config)
+    folder, resume_from = run_folder(config, Path(config.data.path[0]).stem, name)
     with ExitStack() as session:
         if given.dry_run:
             return _dry_run(config)
@@ -71,7 +67,7 @@ def run_command(kind: type[C], command: type[Section], argv: list[str], descript
         examples, held_out = _examples(config, model, ImageStore(folder.images))
         plan = make_plan(config, len(examples), tiny=is_small(model))
         _show(config, model, examples, held_out, plan)
-        folder.begin(to_toml(config), None if resume_from is None else checkpoint_step(resume_from))
+        begin(folder, config, resume_from)
         return _run(SupervisedParts(config, model, examples, held_out, plan, folder, _trainer_starter(), resume_from))
 
 
@@ -119,12 +115,7 @@ def _show(
 
 
 def _run(parts: SupervisedParts) -> int:
-    log_section, path = parts.config.log, parts.folder.path
-    tensorboard = path / "tensorboard" if log_section.tensorboard else None
-    wandb = wandb_run(parts.config, path) if log_section.wandb else None
-    with make_reporter(
-        log_section.progress, parts.plan.steps, tensorboard=tensorboard, wandb=wandb, shown=SHOWN_SUPERVISED
-    ) as reporter:
+    with reporter_of(parts.config, parts.folder, parts.plan.steps, SHOWN_SUPERVISED) as reporter:
         interrupted = asyncio.run(until_signal(supervised_run(parts, reporter)))
     for line in _ending(parts, interrupted):
         out.print(line, highlight=False, soft_wrap=True)
@@ -133,14 +124,12 @@ def _run(parts: SupervisedParts) -> int:
 
 def _ending(parts: SupervisedParts, interrupted: bool) -> list[str]:
     """What came of the run, and what can be done next."""
-    folder, path = parts.folder, parts.folder.path
+    folder = parts.folder
     if interrupted:
-        saved = (folder.checkpoints / "latest").is_file()
-        resume = f"agentrl {parts.config.kind} --resume latest --run.dir {path.parent} --run.name {path.name}"
-        return [f"Interrupted: {path}", f"Go on with: {resume}" if saved else "Nothing was trained yet."]
+        return interrupted_lines(folder, parts.config.kind)
     records = [json.loads(line) for line in folder.metrics.read_text(encoding="utf-8").splitlines()]
     results = [record for record in records if "eval/loss" in record]
-    lines = [f"Done: {path}", f"The model: {folder.final}"]
+    lines = [f"Done: {folder.path}", f"The model: {folder.final}"]
     if len(results) > 1:
         first, last = results[0], results[-1]
         lines.insert(
@@ -155,19 +144,3 @@ def _trainer_starter() -> StartTrainer:
     from agentrl.trainers.group import SupervisedGroup
 
     return SupervisedGroup.start
-
-
-def _run_folder(config: SupervisedConfig) -> tuple[RunFolder, Path | None]:
-    """The run's folder, and the checkpoint it goes on from. Nothing is written yet. Raises ConfigError."""
-    run = config.run
-    if run.resume is None:
-        return RunFolder.fresh(run.dir, run.name or _fresh_name(config)), None
-    if run.name is None:
-        raise ConfigError("--resume needs --run.name, the name of the run to go on with.")
-    folder = RunFolder(Path(run.dir) / run.name)
-    return folder, Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
-
-
-def _fresh_name(config: SupervisedConfig) -> str:
-    what = re.sub(r"[^A-Za-z0-9]+", "-", Path(config.data.path[0]).stem).strip("-")
-    return f"{what}-{config.kind}-{time.strftime('%m%d-%H%M%S')}"

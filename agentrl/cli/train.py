@@ -5,33 +5,28 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from ..checkpoint import Checkpoints, checkpoint_step
 from ..cluster import check_gpus, connected, cpus_of_run
-from ..config import Config, SupervisedConfig
-from ..config.checks import AlgorithmFacts, check_resumed, check_training, filters_groups
+from ..config import Config
+from ..config.checks import AlgorithmFacts, check_training, filters_groups
 from ..config.dump import to_toml
-from ..config.load import parse_command, read_file, validated, with_stored_config
+from ..config.load import parse_command, with_stored_config
 from ..config.plan import Plan, describe, make_plan
 from ..errors import ConfigError
 from ..model_folder import is_small
 from ..preflight import Ready, look, make_ready
-from ..report import tensorboard, weights_and_biases
-from ..report.progress import make_reporter
 from ..report.run_folder import RunFolder
-from ..report.weights_and_biases import WandbRun
 from ..training_run import RunParts, StartTrainer, train_run
 from .console import out
 from .exits import DONE, INTERRUPTED
 from .policy import check_other_models, choose_model
 from .signals import terminable, until_signal
+from .training import begin, check_sinks, interrupted_lines, reporter_of, run_folder
 
 DESCRIPTION = "Train a policy on an environment. Every option has a section; the short forms are shown first."
 
@@ -47,16 +42,15 @@ class TrainCommand(Config):
 
 def main(argv: list[str]) -> int:
     """The exit code of `agentrl train ARGV`."""
-    argv = with_stored_config(argv)
+    argv = with_stored_config(argv, Config.kind)
     command = parse_command(TrainCommand, argv, prog="agentrl train", description=DESCRIPTION)
     config = Config(**{name: getattr(command, name) for name in Config.model_fields})
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.WARNING, format="%(levelname)s %(message)s")
     algorithm = algorithm_facts(config)
     check_training(config, algorithm)
     check_sinks(config)
-    folder, resume_from = run_folder(config)
-    if resume_from is not None:
-        check_resumed(config, _stored(folder))
+    what = config.env.shown or Path((config.data.path or ["data"])[0]).stem
+    folder, resume_from = run_folder(config, what, config.algo.name.rpartition(":")[2])
     with ExitStack() as session:
         ready, gpus = _preflight(config, session, dry=command.dry_run)
         plan = make_plan(config, ready.total, tiny=is_small(ready.model_path))
@@ -64,7 +58,7 @@ def main(argv: list[str]) -> int:
         if command.dry_run:
             out.print(to_toml(config), markup=False, highlight=False)
             return DONE
-        folder.begin(to_toml(_as_begun(config)), None if resume_from is None else checkpoint_step(resume_from))
+        begin(folder, config, resume_from)
         parts = RunParts(
             ready, plan, folder, filters_groups(config.algo, algorithm), gpus, _trainer_starter(), resume_from
         )
@@ -113,41 +107,20 @@ def _preflight(config: Config, session: ExitStack, *, dry: bool) -> tuple[Ready,
 
 
 def _run(parts: RunParts) -> int:
-    log_section, path = parts.config.log, parts.folder.path
-    events = path / "tensorboard" if log_section.tensorboard else None
-    wandb = wandb_run(parts.config, path) if log_section.wandb else None
-    with make_reporter(log_section.progress, parts.plan.steps, tensorboard=events, wandb=wandb) as reporter:
+    with reporter_of(parts.config, parts.folder, parts.plan.steps) as reporter:
         interrupted = asyncio.run(until_signal(train_run(parts, reporter)))
     for line in _ending(parts.folder, interrupted):
         out.print(line, highlight=False, soft_wrap=True)
     return INTERRUPTED if interrupted else DONE
 
 
-def wandb_run(config: Config | SupervisedConfig, folder: Path) -> WandbRun:
-    """Where --log.wandb logs the run of a folder."""
-    log_section = config.log
-    project, entity, group = log_section.wandb_project, log_section.wandb_entity, log_section.wandb_group
-    return WandbRun(folder, project, entity, group, config.model_dump(mode="json"))
-
-
-def check_sinks(config: Config | SupervisedConfig) -> None:
-    """The packages that the log options need are there."""
-    if config.log.tensorboard:
-        tensorboard.check_installed()
-    if config.log.wandb:
-        weights_and_biases.check_installed()
-
-
 def _ending(folder: RunFolder, interrupted: bool) -> list[str]:
     """What came of the run, and what can be done next."""
-    path = folder.path
     if interrupted:
-        saved = (folder.checkpoints / "latest").is_file()
-        resume = f"agentrl train --resume latest --run.dir {path.parent} --run.name {path.name}"
-        return [f"Interrupted: {path}", f"Go on with: {resume}" if saved else "Nothing was trained yet."]
+        return interrupted_lines(folder, Config.kind)
     records = map(json.loads, folder.metrics.read_text(encoding="utf-8").splitlines())
     results = [record for record in records if "eval/reward/mean" in record]
-    lines = [f"Done: {path}"]
+    lines = [f"Done: {folder.path}"]
     if len(results) > 1:
         first, last = results[0]["eval/reward/mean"], results[-1]["eval/reward/mean"]
         lines.insert(0, f"held-out reward {first:.3f} before, {last:.3f} after {results[-1]['step']} steps")
@@ -172,29 +145,3 @@ def _trainer_starter() -> StartTrainer:
     from agentrl.trainers.group import TrainerGroup
 
     return TrainerGroup.start
-
-
-def run_folder(config: Config) -> tuple[RunFolder, Path | None]:
-    """The run's folder, and the checkpoint it goes on from. Nothing is written yet. Raises ConfigError."""
-    run = config.run
-    if run.resume is None:
-        return RunFolder.fresh(run.dir, run.name or _fresh_name(config)), None
-    if run.name is None:
-        raise ConfigError("--resume needs --run.name, the name of the run to go on with.")
-    folder = RunFolder(Path(run.dir) / run.name)
-    return folder, Checkpoints(folder.checkpoints, config.ckpt.keep).find(run.resume)
-
-
-def _as_begun(config: Config) -> Config:
-    """What reproduces the run from its start."""
-    return config.model_copy(update={"run": config.run.model_copy(update={"resume": None})})
-
-
-def _stored(folder: RunFolder) -> Config:
-    file = str(folder.path / "config.toml")
-    return validated(Config, read_file(file), file)
-
-
-def _fresh_name(config: Config) -> str:
-    what = re.sub(r"[^A-Za-z0-9]+", "-", config.env.shown or Path((config.data.path or ["data"])[0]).stem).strip("-")
-    return f"{what}-{config.algo.name.rpartition(':')[2]}-{time.strftime('%m%d-%H%M%S')}"

@@ -39,10 +39,6 @@ class AlgorithmFacts:
     trust: str = "clip"
 
 
-FIXED = ("run.seed", "model.path", "data.path", "env.name", "agent.name", "algo.name", "algo.advantage", "lora.rank")
-"""Options that a resumed run cannot change."""
-
-
 def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     """Everything that needs no model and no cluster."""
     _check_sampling(config)
@@ -283,17 +279,6 @@ def _check_sharding(config: TrainerConfig) -> None:
         raise ConfigError("--parallel.offload-optimizer needs --parallel.zero-stage 1, 2 or 3.")
     if parallel.offload_params and stage != 3:
         raise ConfigError(f"--parallel.offload-params needs --parallel.zero-stage 3, not {stage}.")
-
-
-def check_resumed(config: Config, stored: Config) -> None:
-    """A run goes on with what it began with: its data, its policy and the shape of its algorithm are not changed half-way."""
-    for option in FIXED:
-        began, now = (operator.attrgetter(option)(each) for each in (stored, config))
-        if began != now:
-            raise ConfigError(
-                f"--resume: the run began with {option} = {began!r}, and now it is {now!r}. That makes another run: start "
-                f"one, with --model {config.run.dir}/{config.run.name}/final where it should begin with what was trained."
-            )
 
 
 def check_supervised(config: SupervisedConfig) -> None:

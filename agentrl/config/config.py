@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from .how import (
     AlgoSection,
     CkptSection,
@@ -23,6 +25,8 @@ from .where import AgentSection, DataSection, EnvSection, LogSection, ModelSecti
 
 class Config(Section):
     """Everything a run can be told. `agentrl train --dry-run` prints the effective one."""
+
+    kind: ClassVar[str] = "train"
 
     run: RunSection = RunSection()
     model: ModelSection = ModelSection()

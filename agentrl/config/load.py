@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ConfigError
+from .resumed import check_kind
 
 S = TypeVar("S", bound=BaseModel)
 
@@ -41,9 +42,9 @@ def parse_command(command: type[S], argv: Sequence[str], *, prog: str, descripti
         raise
 
 
-def with_stored_config(argv: Sequence[str]) -> list[str]:
+def with_stored_config(argv: Sequence[str], kind: str) -> list[str]:
     """For --resume without --config: the run's own config.toml as the file, and its name where the checkpoint's path was
-    given. Flags still win. Raises ConfigError when there is no such run.
+    given. Flags still win. Raises ConfigError when there is no such run, or it is none of `agentrl KIND`.
     """
     resume = _flag_value(argv, "--resume") or _flag_value(argv, "--run.resume")
     if resume is None or _flag_value(argv, "--config") is not None:
@@ -58,7 +59,10 @@ def with_stored_config(argv: Sequence[str]) -> list[str]:
     if name is not None and not run.is_dir():
         raise ConfigError(f"--resume {resume}: there is no run {run}.")
     stored = run / "config.toml"
-    return [*given, "--config", str(stored)] if stored.is_file() else given
+    if not stored.is_file():
+        return given
+    check_kind(kind, read_file(str(stored)), str(run))
+    return [*given, "--config", str(stored)]
 
 
 def _refused_value(leaving: BaseException) -> ValidationError | None:

@@ -12,10 +12,20 @@ import tyro
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.config import Config, EngineSection, EnvSection, ModelSection, RewardSection, RolloutSection
-from agentrl.config.checks import check_resumed
+from agentrl.config import (
+    Config,
+    DpoConfig,
+    EngineSection,
+    EnvSection,
+    ModelSection,
+    RewardSection,
+    RmConfig,
+    RolloutSection,
+    SftConfig,
+)
 from agentrl.config.dump import to_toml
 from agentrl.config.load import parse_command, read_file, repeat_flags, validated, with_stored_config
+from agentrl.config.resumed import check_kind, check_resumed
 from agentrl.errors import ConfigError
 
 
@@ -232,16 +242,18 @@ def test_a_run_goes_on_with_its_own_configuration(tmp_path: Path) -> None:
     run.mkdir()
     (run / "config.toml").write_text('[env]\nname = "calculator_math"\n')
     by_name = ["--resume", "latest", "--run.dir", str(tmp_path), "--run.name", "calc"]
-    assert with_stored_config(by_name) == [*by_name, "--config", str(run / "config.toml")]
+    assert with_stored_config(by_name, "train") == [*by_name, "--config", str(run / "config.toml")]
     by_path = ["--resume", str(run / "checkpoints" / "step_000002")]
-    assert with_stored_config(by_path) == [
+    assert with_stored_config(by_path, "train") == [
         *by_path, "--run.dir", str(tmp_path), "--run.name", "calc", "--config", str(run / "config.toml"),
     ]  # fmt: skip
     own = [*by_name, "--config", "other.toml"]
-    assert with_stored_config(own) == own
-    assert with_stored_config(["--run.name", "calc"]) == ["--run.name", "calc"]
+    assert with_stored_config(own, "train") == own
+    assert with_stored_config(["--run.name", "calc"], "train") == ["--run.name", "calc"]
     with pytest.raises(ConfigError, match=r"there is no run .*nothing-there"):
-        with_stored_config(["--resume", "latest", "--run.name", "nothing-there"])
+        with_stored_config(["--resume", "latest", "--run.name", "nothing-there"], "train")
+    with pytest.raises(ConfigError, match=r"calc is a run of agentrl train, and does not go on as one of agentrl sft"):
+        with_stored_config(by_name, "sft")
 
 
 @pytest.mark.parametrize(
@@ -261,3 +273,46 @@ def test_what_a_resumed_run_may_change(section: str, key: str, value: Any, allow
     config = Config.model_validate(changed)
     with nullcontext() if allowed else pytest.raises(ConfigError, match=rf"began with {section}\.{key} = "):
         check_resumed(config, stored)
+
+
+KINDS = {"sft": SftConfig, "rm": RmConfig, "dpo": DpoConfig}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "train"])
+def test_a_stored_configuration_says_of_which_kind_its_run_is(kind: str) -> None:
+    stored = tomllib.loads(to_toml({**KINDS, "train": Config}[kind]()))
+    check_kind(kind, stored, "runs/a")
+    for other in {*KINDS, "train"} - {kind}:
+        with pytest.raises(
+            ConfigError, match=f"runs/a is a run of agentrl {kind}, and does not go on as one of agentrl {other}"
+        ):
+            check_kind(other, stored, "runs/a")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("run.seed", 3, False),
+        ("model.path", "b", False),
+        ("data.path", ["a.jsonl", "b.jsonl"], False),
+        ("lora.rank", 4, False),
+        ("train.epochs", 2, True),
+        ("data.test_path", ["t.jsonl"], True),
+    ],
+)
+def test_what_a_resumed_supervised_run_may_change(kind: str, option: str, value: Any, allowed: bool) -> None:
+    stored = KINDS[kind].model_validate({"model": {"path": "a"}, "data": {"path": ["a.jsonl"]}, "run": {"name": "r"}})
+    changed = stored.model_dump()
+    section, _, key = option.partition(".")
+    changed[section][key] = value
+    config = KINDS[kind].model_validate(changed)
+    with (
+        nullcontext() if allowed else pytest.raises(ConfigError, match=f"began with {option} = .* --model runs/r/final")
+    ):
+        check_resumed(config, stored)
+
+
+def test_a_resumed_dpo_run_keeps_its_reference() -> None:
+    with pytest.raises(ConfigError, match=r"began with ref.path = None, and now it is 'b'"):
+        check_resumed(DpoConfig.model_validate({"ref": {"path": "b"}}), DpoConfig())

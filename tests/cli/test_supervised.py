@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config import RmConfig
+from agentrl.config.dump import to_toml
+
 from ..conftest import Said
 
 CHAT = {"messages": [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]}
@@ -51,6 +54,27 @@ def test_what_cannot_be_is_said_in_one_paragraph(
     result = agentrl(*argv, "--model", models("tiny-text"), "--dry-run")
     assert result.code == 2 and said in result.err and "Traceback" not in result.err
     assert not Path("runs").exists()
+
+
+def test_a_resumed_run_keeps_its_kind_and_its_data(agentrl: Callable[..., Said], models: Callable[[str], str]) -> None:
+    """What a run wrote is made up here: its configuration, and a checkpoint that is only looked for."""
+    Path("pairs.jsonl").write_text(json.dumps(PAIR) + "\n")
+    checkpoint = Path("runs/first/checkpoints/step_000001")
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "run.json").write_text(json.dumps({"step": 1}))
+    (checkpoint.parent / "latest").write_text(checkpoint.name)
+    options = {"run": {"name": "first"}, "model": {"path": models("tiny-text")}, "data": {"path": ["pairs.jsonl"]}}
+    Path("runs/first/config.toml").write_text(to_toml(RmConfig.model_validate(options)))
+    resume = ["--resume", "latest", "--run.name", "first", "--dry-run"]
+    assert agentrl("rm", *resume, "--train.epochs", "2").code == 0
+    for argv, said in (
+        (["rm", "--data.path", "other.jsonl"], "began with data.path = ['pairs.jsonl']"),
+        (["rm", "--lora.rank", "4"], "began with lora.rank = "),
+        (["dpo"], "is a run of agentrl rm, and does not go on as one of agentrl dpo"),
+        (["train"], "is a run of agentrl rm, and does not go on as one of agentrl train"),
+    ):
+        result = agentrl(*argv, *resume)
+        assert result.code == 2 and said in result.err.replace("\n", " "), result.err
 
 
 def test_a_dry_run_shows_the_plan_and_a_configuration_that_gives_the_same(

@@ -1,0 +1,45 @@
+"""What a run that goes on from a checkpoint may not change: pure functions of plain values. Raises ConfigError."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ConfigError
+from .config import Config
+from .supervised import SupervisedConfig
+
+FIXED = ("run.seed", "model.path", "data.path", "env.name", "agent.name", "algo.name", "algo.advantage", "lora.rank")
+"""Options that a resumed run cannot change, where its kind has them."""
+FIXED_OF_DPO = ("ref.path",)
+"""The reference was asked once, before the first update."""
+OWN_SECTIONS = {"env": "train", "sft": "sft", "dpo": "dpo"}
+
+
+def kind_of(stored: Mapping[str, Any]) -> str:
+    """The command whose configuration was stored, whole: every kind but rm has a section of its own."""
+    return next((kind for section, kind in OWN_SECTIONS.items() if section in stored), "rm")
+
+
+def check_kind(kind: str, stored: Mapping[str, Any], run: str) -> None:
+    """The run was begun by this command."""
+    began = kind_of(stored)
+    if began != kind:
+        raise ConfigError(
+            f"--resume: {run} is a run of agentrl {began}, and does not go on as one of agentrl {kind}. Start another, with "
+            f"--model {run}/final where it should begin with what was trained."
+        )
+
+
+def check_resumed(config: Config | SupervisedConfig, stored: Config | SupervisedConfig) -> None:
+    """A run goes on with what it began with: its data, its policy and the shape of its algorithm are not changed half-way."""
+    for option in (*FIXED, *(FIXED_OF_DPO if config.kind == "dpo" else ())):
+        if option.partition(".")[0] not in type(config).model_fields:
+            continue
+        began, now = (operator.attrgetter(option)(each) for each in (stored, config))
+        if began != now:
+            raise ConfigError(
+                f"--resume: the run began with {option} = {began!r}, and now it is {now!r}. That makes another run: start "
+                f"one, with --model {config.run.dir}/{config.run.name}/final where it should begin with what was trained."
+            )
