@@ -28,32 +28,11 @@ from typing import Any
 import psutil
 
 RESULTS = Path(__file__).resolve().parent / "results" / "soak.json"
+LETTERS = Path(__file__).resolve().parents[1] / "tests" / "run" / "letters.py"
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
 MARK = "AGENTRL_SOAK_MARK"
 VICTIMS = {"engine": "ScriptedActor", "worker": "RolloutWorker"}
 STALENESS, SAMPLES = 2, 4
-
-CODE = """
-from agentrl import Env, Reply, Task
-
-class Letters(Env):
-    @classmethod
-    def tasks(cls, split):
-        return [Task(str(i)) for i in range(50)]
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
-        self.turn = 0
-        return f"task {self.task.id}", {}
-
-    def step(self, action):
-        self.turn += 1
-        return "go on", float(len(str(action)) % 2), self.turn == 3, False, {}
-
-def reply(request):
-    seed = request.sampling.seed or 0
-    return Reply([65 + seed % 26] * (1 + seed % 2) + [258], [-3.0] * (2 + seed % 2), delay_s=0.05 + seed % 20 / 20)
-"""
 
 
 class Soaked:
@@ -66,15 +45,14 @@ class Soaked:
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
         self.mark = uuid.uuid4().hex
-        (folder / "letters.py").write_text(CODE)
         model = make_tiny("tiny-text", folder / "model", max_steps=0)
-        engine = ["--engine", "scripted", "--engine.script", f"{folder}/letters.py:reply", "--engine.count", "2"]
+        engine = ["--engine", "scripted", "--engine.script", f"{LETTERS}:uneven_reply", "--engine.count", "2"]
         sizes = ["--train.batch-groups", "4", "--rollout.n-samples", str(SAMPLES), "--rollout.workers", "2"]
         lag = ["--train.max-staleness", str(STALENESS), "--engine.max-restarts", "100000", "--train.steps", "1000000"]
         times = ["--rollout.episode-timeout-s", "40", "--rollout.call-timeout-s", "20", "--watchdog.warn-after", "30"]
         files = ["--run.dir", str(folder), "--run.name", "run", "--eval.no-enable", "--ckpt.every", "20"]
         retries = ["--rollout.retries", "1000", "--rollout.max-error-rate", "1"]
-        what = ["--env", f"{folder}/letters.py:Letters", "--model", str(model), *retries]
+        what = ["--env", f"{LETTERS}:Letters", "--env.opt", "turns=3", "--model", str(model), *retries]
         self.log = (folder / "log").open("w")
         environment = {**os.environ, MARK: self.mark}
         command = [AGENTRL, "train", *what, *engine, *sizes, *lag, *times, *files]

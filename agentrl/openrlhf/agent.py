@@ -11,6 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -46,13 +47,27 @@ class AgentInstanceBase(ABC):
         raise NotImplementedError
 
 
-class MultiTurnAgentExecutor(AgentExecutorBase):
-    """`reset` once, then a sample and a `step` until one says `done` or the limits end it. Rewards add up; `scores` and
-    `extra_logs` are those of the last step.
-    """
+@dataclass(frozen=True)
+class _Given:
+    """What an executor is given for one episode."""
 
-    def __init__(self, agent_instance_cls: type) -> None:
-        self.agent_instance_cls = agent_instance_cls
+    prompt: Any
+    label: Any
+    sampling_params: Any
+    max_length: int
+    hf_tokenizer: Any
+    llm_engine: Any
+    images: Sequence[Any]
+
+    def first_ids(self, text: str, images: Sequence[Any]) -> list[int]:
+        """The ids of a prompt, cut so that one sample has room after it."""
+        room = self.max_length - (self.sampling_params.max_tokens or 1)
+        ids: list[int] = self.llm_engine.encode(text, images, most=room)
+        return ids
+
+
+class _StockExecutor(AgentExecutorBase):
+    """An executor that takes what it is given as one value."""
 
     async def execute(
         self,
@@ -64,13 +79,27 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
         llm_engine: Any,
         images: Sequence[Any] = (),
     ) -> dict[str, Any]:
+        return await self._play(_Given(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images))
+
+    @abstractmethod
+    async def _play(self, given: _Given) -> dict[str, Any]: ...
+
+
+class MultiTurnAgentExecutor(_StockExecutor):
+    """`reset` once, then a sample and a `step` until one says `done` or the limits end it. Rewards add up; `scores` and
+    `extra_logs` are those of the last step.
+    """
+
+    def __init__(self, agent_instance_cls: type) -> None:
+        self.agent_instance_cls = agent_instance_cls
+
+    async def _play(self, given: _Given) -> dict[str, Any]:
         instance = await _fresh(self.agent_instance_cls)
-        said = await instance.reset({"observation": prompt, "label": label})
+        said = await instance.reset({"observation": given.prompt, "label": given.label})
         text = said["observation"]
-        shown = [*images, *(said.get("environment_images") or said.get("images") or [])]
-        room = max_length - (sampling_params.max_tokens or 1)
-        tokens = llm_engine.encode(text, shown, most=room)
-        turn = _Turns(tokens)
+        shown = [*given.images, *(said.get("environment_images") or said.get("images") or [])]
+        turn = _Turns(given.first_ids(text, shown))
+        llm_engine, max_length, sampling_params = given.llm_engine, given.max_length, given.sampling_params
         while llm_engine.budget(len(turn.tokens)) > 0:
             params = deepcopy(sampling_params)
             params.max_tokens = min(params.max_tokens or max_length, max_length - len(turn.tokens))
@@ -80,7 +109,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
             states = {
                 "observation_text": text,
                 "action_text": sampled.text,
-                "label": label,
+                "label": given.label,
                 "sampling_params": sampling_params,
             }
             step = await instance.step(states)
@@ -96,7 +125,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
             sampling_params = step.get("sampling_params") or sampling_params
         else:
             turn.truncated = True
-        return turn.result(prompt, label)
+        return turn.result(given)
 
 
 class _Turns:
@@ -123,10 +152,10 @@ class _Turns:
         self.scores = step.get("scores", sum(self.rewards))
         self.logs = step.get("extra_logs") or {}
 
-    def result(self, prompt: Any, label: Any) -> dict[str, Any]:
+    def result(self, given: _Given) -> dict[str, Any]:
         return {
-            "prompt": prompt,
-            "label": label,
+            "prompt": given.prompt,
+            "label": given.label,
             "observation_tokens": self.tokens,
             "action_ranges": self.ranges,
             "reward": sum(self.rewards) if self.rewards else None,
@@ -137,7 +166,7 @@ class _Turns:
         }
 
 
-class SingleTurnAgentExecutor(AgentExecutorBase):
+class SingleTurnAgentExecutor(_StockExecutor):
     """One sample, judged by the `reward_func` of a .py file or by servers that answer `{"query", "prompts", "labels"}`."""
 
     def __init__(self, remote_rm_url: str | Sequence[str] | None = None) -> None:
@@ -149,32 +178,15 @@ class SingleTurnAgentExecutor(AgentExecutorBase):
 
             self.reward_func = load_file(given[0]).reward_func
 
-    async def execute(
-        self,
-        prompt: Any,
-        label: Any,
-        sampling_params: Any,
-        max_length: int,
-        hf_tokenizer: Any,
-        llm_engine: Any,
-        images: Sequence[Any] = (),
-    ) -> dict[str, Any]:
-        tokens = llm_engine.encode(prompt, images, most=max_length - (sampling_params.max_tokens or 1))
-        output = await llm_engine.generate(tokens, deepcopy(sampling_params), images=images)
-        sampled = list(output.outputs[0].token_ids)
-        result: dict[str, Any] = {
-            "prompt": prompt,
-            "label": label,
-            "observation_tokens": tokens + sampled,
-            "action_ranges": [(len(tokens), len(tokens) + len(sampled))],
-            "reward": None,
-            "scores": None,
-            "extra_logs": {},
-            "truncated": output.outputs[0].finish_reason == "length",
-        }
+    async def _play(self, given: _Given) -> dict[str, Any]:
+        turn = _Turns(given.first_ids(given.prompt, given.images))
+        params = deepcopy(given.sampling_params)
+        output = await given.llm_engine.generate(turn.tokens, params, images=given.images)
+        turn.sampled(list(output.outputs[0].token_ids), output.outputs[0].finish_reason)
+        result = turn.result(given)
         if self.reward_endpoints:
-            query = hf_tokenizer.decode(tokens + sampled, skip_special_tokens=False)
-            found = await self._ask([query], [prompt], [label])
+            query = given.hf_tokenizer.decode(turn.tokens, skip_special_tokens=False)
+            found = await self._ask([query], [given.prompt], [given.label])
             rewards, scores = found.get("rewards"), found.get("scores")
             result |= {"reward": rewards, "scores": rewards if scores is None else scores}
             result["extra_logs"] = found.get("extra_logs") or {}

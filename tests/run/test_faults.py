@@ -19,44 +19,18 @@ from .test_real_train import check_nothing_is_lost, check_versions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-CODE = """
-from agentrl import Env, Reply, Task
-
-class Letters(Env):
-    @classmethod
-    def tasks(cls, split):
-        return [Task(str(i)) for i in range(50)]
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed, options=options)
-        self.turn = 0
-        return f"task {self.task.id}", {}
-
-    def step(self, action):
-        self.turn += 1
-        return "go on", float(len(str(action)) % 2), self.turn == 2, False, {}
-
-def reply(request):
-    seed = request.sampling.seed or 0
-    return Reply([65 + seed % 26] * (1 + seed % 2) + [258], [-3.0] * (2 + seed % 2), delay_s=0.2)
-"""
+LETTERS = Path(__file__).with_name("letters.py")
 SIZES = ["--train.batch-groups", "2", "--rollout.n-samples", "2", "--eval.no-enable", "--ckpt.every", "1"]
 TIMES = ["--rollout.episode-timeout-s", "12", "--rollout.call-timeout-s", "6", "--watchdog.warn-after", "4"]
 
 
-def write_code(folder: Path) -> Path:
-    path = folder / "letters.py"
-    path.write_text(CODE)
-    return path
-
-
-def policy(folder: Path, code: Path) -> list[str]:
-    """The options for a random tiny policy on the env of `code`."""
+def policy(folder: Path) -> list[str]:
+    """The options for a random tiny policy on `Letters`."""
     from ..engines import tiny
 
     tiny.text_model(folder / "model", tied=False)
     lengths = ["--rollout.max-len", "512", "--rollout.max-new-tokens", "16"]
-    return ["--env", f"{code}:Letters", "--model", str(folder / "model"), *lengths]
+    return ["--env", f"{LETTERS}:Letters", "--model", str(folder / "model"), *lengths]
 
 
 class Running:
@@ -104,9 +78,8 @@ class Running:
 
 def test_what_dies_or_hangs_is_replaced_and_a_dead_trainer_ends_the_run(tmp_path: Path) -> None:
     """One run, five faults, then a resume to the end; every draw is accounted for."""
-    code = write_code(tmp_path)
-    scripted = ["--engine", "scripted", "--engine.script", f"{code}:reply"]
-    options = [*policy(tmp_path, code), *scripted, *SIZES, *TIMES, "--optim.name", "sgd"]
+    scripted = ["--engine", "scripted", "--engine.script", f"{LETTERS}:reply"]
+    options = [*policy(tmp_path), *scripted, *SIZES, *TIMES, "--optim.name", "sgd"]
     run = Running(tmp_path, *options, "--train.steps", "1000")
     try:
         run.wait(lambda: len(run.steps()) >= 2, 300)
@@ -156,7 +129,7 @@ def test_vllm_is_replaced_and_a_killed_run_resumed_with_the_current_weights(tmp_
     goes on after kill -9, serves the weights it started with.
     """
     synchronous = ["--train.max-staleness", "0", "--optim.lr", "0.01"]
-    options = [*policy(tmp_path, write_code(tmp_path)), *SIZES, *synchronous]
+    options = [*policy(tmp_path), *SIZES, *synchronous]
     run = Running(tmp_path, *options, "--train.steps", "100")
     try:
         run.wait(lambda: len(run.steps()) >= 3, 400)
