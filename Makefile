@@ -9,7 +9,7 @@ demo: $(READY)
 	$(VENV)/bin/agentrl train --env screenshot_math --algo reinforce_pp
 
 test: lint types
-	$(VENV)/bin/python -m pytest -m "not gpu" -n 2 --dist loadgroup --no-loadscope-reorder
+	$(VENV)/bin/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
 
 fast: $(READY)
 	$(VENV)/bin/python -m pytest -m "not gpu and not slow"

@@ -17,6 +17,7 @@ from .config import Config, ParallelSection
 from .errors import ConfigError, InfrastructureError
 from .guardian import guarded
 from .preflight import Ready
+from .registry import lookup
 from .rollout.pool import WorkerPool
 from .rollout.worker import WorkerSpec
 
@@ -162,12 +163,14 @@ class Cluster:
             from .engines.scripted_actor import spawn_scripted
 
             return spawn_scripted(engine.script or "")
-        from .engines.vllm_actor import spawn_engine
+        from .engines.vllm_actor import VLLMActor, spawn_engine
 
+        # An engine of another package is made with the same options.
+        kind = VLLMActor if engine.name == "vllm" else lookup("engine", engine.name)
         options = self._vllm_options()
         default = HALF if engine.colocated else options.devices
         gpus = (default if engine.gpus == "auto" else engine.gpus) if options.device == "gpu" else 0
-        return spawn_engine(options, actor_options={"num_gpus": gpus})
+        return spawn_engine(options, actor_options={"num_gpus": gpus}, kind=kind)
 
     def _vllm_options(self) -> VLLMOptions:
         from .engines.vllm_options import VLLMOptions, parallel_sizes, parse_engine_args

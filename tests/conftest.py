@@ -11,11 +11,8 @@ import pytest
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long begins first. Two workers share the suite by file; the files of tests/engines share one real engine."""
+    """What takes long begins first, so that two workers, who share the suite by file, end together."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    for item in items:
-        group = item.path.parent if item.path.parent.name == "engines" else item.path
-        item.add_marker(pytest.mark.xdist_group(str(group)))
 
 
 @pytest.fixture(scope="session")

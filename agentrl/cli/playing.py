@@ -113,7 +113,7 @@ async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterat
 
 def in_process(config: Config) -> bool:
     """Whether the engine is none that Ray has to run."""
-    return config.engine.name != "vllm"
+    return config.engine.name in ("scripted", "random") or config.engine.name.startswith("openai:")
 
 
 def engine_here(config: Config, renderer: Renderer) -> Engine:

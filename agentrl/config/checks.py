@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..registry import is_url, load_object, suggest
+from ..registry import is_url, load_object, names, suggest
 from .check_data import check_data
 from .config import Config
 from .how import AlgoSection, LoraSection
@@ -236,9 +236,9 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         ("ckpt", ("best_by",), "with --eval.no-enable"): not config.eval.enable,
         ("rollout", ("mask_stale_tokens",), "with --train.max-staleness 0"): config.train.max_staleness == 0,
     }
-    for (section, names, why), holds in unread.items():
+    for (section, options, why), holds in unread.items():
         given = operator.attrgetter(section)(config).changed() if holds else []
-        for name in names:
+        for name in options:
             if name in given:
                 raise ConfigError(f"--{section}.{name.replace('_', '-')} is not used {why}.")
 
@@ -394,8 +394,9 @@ def _check_agent(config: Config) -> None:
 
 
 def check_engine(config: Config, known: Sequence[str]) -> None:
-    """The engine is one of those a command knows, and a script comes with the scripted one."""
+    """The engine is one of those a command knows or of an installed package; a script comes with the scripted one."""
     engine = config.engine
+    known = [*known, *(name for name in names("engine") if name not in known)]
     if "openai" in known and engine.name.startswith("openai:"):
         if not is_url(engine.name.removeprefix("openai:")):
             raise ConfigError(f"--engine {engine.name}: say where it is, as in openai:http://127.0.0.1:8000/v1.")

@@ -146,11 +146,16 @@ class RayEngine:
 
 
 def spawn_engine(
-    options: VLLMOptions, version: int = 0, *, actor_options: Mapping[str, Any] | None = None
+    options: VLLMOptions,
+    version: int = 0,
+    *,
+    actor_options: Mapping[str, Any] | None = None,
+    kind: type = VLLMActor,
 ) -> RayEngine:
     """The handle of a new engine on the connected Ray cluster; it answers after `await engine.start()`.
 
-    `actor_options` are Ray's (name, num_cpus, num_gpus, scheduling_strategy, …) and win over the defaults.
+    `actor_options` are Ray's (name, num_cpus, num_gpus, scheduling_strategy, …) and win over the defaults. `kind` is made
+    with (options, version) in a process of its own: an Engine that has `start` and `shutdown` as well.
     """
     defaults: dict[str, Any] = {
         "num_cpus": 1,
@@ -158,7 +163,7 @@ def spawn_engine(
         "max_concurrency": MAX_CONCURRENCY,
         "runtime_env": {"env_vars": environment(options)},
     }
-    actor = ray.remote(VLLMActor).options(**defaults | dict(actor_options or {})).remote(options, version)
+    actor = ray.remote(kind).options(**defaults | dict(actor_options or {})).remote(options, version)
     return RayEngine(
         actor,
         version,
