@@ -1,7 +1,7 @@
 """Reward per sample against TRL's GRPO: the same model, prompts, reward, samples and hyper-parameters.
 
     pip install "trl==1.16.*"
-    python benchmarks/learning_peer.py [--steps 40] [--seeds 0 1 2]
+    python benchmarks/learning_peer.py [--steps 40] [--seeds 0 1 2 3 4]
 
 agentrl's tiny text policy writes calculator calls for expressions such as `17*23=?`; reward 1 when the call holds that very
 expression. Both train synchronously on 16 prompts x 8 samples a step: GRPO without KL, AdamW, lr 2e-4 falling linearly, clip
@@ -111,7 +111,7 @@ def trl(model: str, rows: list[dict[str, Any]], folder: Path, seed: int) -> list
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     options = parser.parse_args()
     model = tiny_policy("tiny-text")
     results = []
