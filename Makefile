@@ -2,6 +2,8 @@
 # make test   install and run every test that needs no GPU
 VENV := .venv
 READY := $(VENV)/.installed
+# Two workers share the suite by file; what takes long begins first (tests/conftest.py).
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test fast lint types clean
 
@@ -9,10 +11,10 @@ demo: $(READY)
 	$(VENV)/bin/agentrl train --env screenshot_math --algo reinforce_pp
 
 test: lint types
-	$(VENV)/bin/python -m pytest -m "not gpu" -n 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST) -m "not gpu"
 
 fast: $(READY)
-	$(VENV)/bin/python -m pytest -m "not gpu and not slow"
+	$(PYTEST) -m "not gpu and not slow"
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
