@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from .cells import read_cells
 
 Row = dict[str, Any]
 READERS = {".jsonl": "lines", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
@@ -61,11 +62,14 @@ class Rows(ABC):
 
 
 class TableRows(Rows):
-    """A table of `datasets`: parquet, csv, arrow, hub, disk. Memory-mapped."""
+    """A table of `datasets`: parquet, csv, arrow, hub, disk. Memory-mapped. `bad` = what is wrong with rows that are there
+    but cannot be used.
+    """
 
-    def __init__(self, name: str, folder: Path, table: Any) -> None:
+    def __init__(self, name: str, folder: Path, table: Any, bad: Mapping[int, str] | None = None) -> None:
         super().__init__(name, folder)
         self._table = _undecoded(table)
+        self._bad = bad or {}
 
     def __len__(self) -> int:
         return len(self._table)
@@ -75,14 +79,20 @@ class TableRows(Rows):
         return list(self._table.column_names)
 
     def row(self, number: int) -> Row:
+        if number in self._bad:
+            raise self.error(number, self._bad[number])
         return dict(self._table[number])
 
     def many(self, numbers: list[int]) -> list[Row | DataError]:
-        return list(_transposed(self._table[numbers]))
+        return [self._checked(n, row) for n, row in zip(numbers, _transposed(self._table[numbers]), strict=True)]
 
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
         for start in range(0, len(self), BATCH):
-            yield from enumerate(_transposed(self._table[start : start + BATCH]), start)
+            for number, row in enumerate(_transposed(self._table[start : start + BATCH]), start):
+                yield number, self._checked(number, row)
+
+    def _checked(self, number: int, row: Row) -> Row | DataError:
+        return self.error(number, self._bad[number]) if number in self._bad else row
 
 
 class LineRows(Rows):
@@ -206,9 +216,21 @@ def _open(path: str, place: Path, kind: str | None, split: str) -> Rows:
         return _document(path, place)
     if kind in ("lines", "json"):
         return LineRows(path, place.parent, _lines([str(place)]))
+    if kind == "csv":
+        return _cells(path, place.parent, [place])
     assert kind is not None
-    options = _csv_options(place) if kind == "csv" else {}
-    return TableRows(path, place.parent, datasets.load_dataset(kind, data_files=str(place), split="train", **options))
+    return TableRows(path, place.parent, datasets.load_dataset(kind, data_files=str(place), split="train"))
+
+
+def _cells(path: str, folder: Path, files: list[Path]) -> TableRows:
+    import datasets
+
+    tables, bad = list[Any](), dict[int, str]()
+    for file in files:
+        table, wrong = read_cells(file)
+        bad |= {sum(map(len, tables)) + number: what for number, what in wrong.items()}
+        tables.append(table)
+    return TableRows(path, folder, datasets.concatenate_datasets(tables), bad)
 
 
 def _lines(files: list[str]) -> Any:
@@ -216,22 +238,6 @@ def _lines(files: list[str]) -> Any:
     import datasets
 
     return datasets.load_dataset("text", data_files=files, split="train", encoding_errors="backslashreplace")
-
-
-def _csv_options(place: Path) -> dict[str, Any]:
-    """Every cell is a string: what a csv file holds has no type, and guessing turns 007 into 7 and NA into nothing."""
-    import csv
-
-    import datasets
-
-    separator = "\t" if ".tsv" in place.suffixes else ","
-    with place.open(encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file, delimiter=separator), [])
-    return {
-        "keep_default_na": False,
-        "sep": separator,
-        "features": datasets.Features({name: datasets.Value("string") for name in header}),
-    }
 
 
 def _first_character(place: Path) -> str:
@@ -263,6 +269,8 @@ def _folder(path: str, place: Path, split: str) -> Rows:
     files = _split_files(place, split)
     if files and all(_holds_lines(Path(file)) for file in files):
         return LineRows(path, place, _lines(files))
+    if files and all(file_kind(Path(file)) == "csv" for file in files):
+        return _cells(path, place, [Path(file) for file in files])
     return TableRows(path, place, datasets.load_dataset(str(place), split=split))
 
 

@@ -51,6 +51,34 @@ def test_cells_of_a_csv_are_strings(tmp_path: Path) -> None:
     ]
 
 
+def bad_rows(path: Path) -> dict[int, str]:
+    return {number: str(row) for number, row in open_rows(str(path)).scan() if isinstance(row, DataError)}
+
+
+def prompts(path: Path) -> list[Any]:
+    return [task.prompt for task in load_tasks(DataSection(path=str(path), on_error="skip"), evaluation=False)]
+
+
+@pytest.mark.parametrize("header", ["input,y", "input,y,", "\n\ufeffinput,y,,"])
+def test_empty_cells_at_the_end_of_csv_rows_are_nothing(header: str, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text(header.replace("\n\ufeff", "\ufeff\n") + "\na,1,\n\n  \nb,2,,\nc\n")
+    rows = [row for _, row in open_rows(str(tmp_path / "data.csv")).scan()]
+    assert rows == [{"input": "a", "y": "1"}, {"input": "b", "y": "2"}, {"input": "c", "y": ""}]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_cells_without_a_column_make_a_bad_row(folder: bool, tmp_path: Path) -> None:
+    place = tmp_path / "train" if folder else tmp_path
+    place.mkdir(exist_ok=True)
+    (place / "train.csv").write_text('input,y\na,1\n\n"b\nb",2,3\nc,4\n')
+    path = place if folder else place / "train.csv"
+    with pytest.raises(DataError, match=r"row 1 of .*: it has 3 cells, and the header names 2 columns"):
+        load_tasks(DataSection(path=str(path)), evaluation=False)
+    assert prompts(path) == ["a", "c"] and list(bad_rows(path)) == [1]
+    with pytest.raises(DataError, match="row 1 of"):
+        open_rows(str(path)).row(1)
+
+
 def test_packed_lines_blank_lines_and_a_mark_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(gzip.compress('\ufeff{"input": "a"}\n\n   \n{"input": "b"}'.encode()))
