@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .lines import check_encoding
+
 
 def read_cells(place: Path) -> tuple[Any, dict[int, str]]:
     """(a table of `datasets`, what is wrong with which of its rows).
@@ -17,6 +19,7 @@ def read_cells(place: Path) -> tuple[Any, dict[int, str]]:
     """
     import datasets
 
+    check_encoding(place)
     separator = "\t" if ".tsv" in place.suffixes else ","
     with place.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         records = _records(file, separator)

@@ -14,12 +14,15 @@ from typing import Any
 
 from ..errors import DataError
 from .cells import read_cells
+from .lines import MARK, SURROGATE, check_encoding, mark_bytes, not_a_row, not_lines, read_line
 
 Row = dict[str, Any]
 READERS = {".jsonl": "lines", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 LOOKED_AT = 100
-"""Rows at the start that say which columns lines of JSON have."""
+"""Rows at the start whose columns a message shows."""
+LINES = 10**6
+"""Lines at the start that are looked at to say what a file is, when it has no rows."""
 BATCH = 1000
 
 
@@ -38,6 +41,16 @@ class Rows(ABC):
     @property
     @abstractmethod
     def columns(self) -> list[str]: ...
+
+    def has(self, column: str) -> bool:
+        """Whether a row has it: where rows differ, they are all looked at until one has."""
+        return column in self.columns or any(isinstance(row, dict) and column in row for _, row in self.scan())
+
+    def without(self, column: str, flag: str) -> DataError:
+        """The error of a dataset none of whose rows has the column that the flag names: where none is a row, the first's."""
+        if not self.columns and (first := next((row for _, row in self.scan() if isinstance(row, DataError)), None)):
+            return first
+        return DataError(f"{self.name} has no column {column!r} ({flag}). It has: {', '.join(self.columns)}.")
 
     @abstractmethod
     def row(self, number: int) -> Row:
@@ -78,6 +91,9 @@ class TableRows(Rows):
     def columns(self) -> list[str]:
         return list(self._table.column_names)
 
+    def has(self, column: str) -> bool:
+        return column in self.columns
+
     def row(self, number: int) -> Row:
         if number in self._bad:
             raise self.error(number, self._bad[number])
@@ -114,6 +130,21 @@ class LineRows(Rows):
             self._columns = list(dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row))
         return self._columns
 
+    def without(self, column: str, flag: str) -> DataError:
+        """Says what else the lines are, where they are no rows at all."""
+        cause = self._other(column)
+        return DataError(f"--data.path {self.name}: {cause}") if cause else super().without(column, flag)
+
+    def has(self, column: str) -> bool:
+        """Raises DataError when the lines are those of one value, so that some might be taken for rows."""
+        first = next((line for line in self._table[:LOOKED_AT]["text"] if line.strip()), "{}")
+        if isinstance(self._parse(0, first), DataError) and (cause := self._other(column)):
+            raise DataError(f"--data.path {self.name}: {cause}")
+        return super().has(column)
+
+    def _other(self, column: str) -> str:
+        return not_lines("\n".join(self._table[:LINES]["text"]), column)
+
     def row(self, number: int) -> Row:
         row = self._parse(number, self._table[number]["text"])
         if isinstance(row, DataError):
@@ -130,19 +161,23 @@ class LineRows(Rows):
                     yield start + offset, self._parse(start + offset, line)
 
     def _parse(self, number: int, line: str) -> Row | DataError:
+        if MARK in line:
+            return self.error(number, f"not UTF-8: there is a byte 0x{line.partition(MARK)[2][:2]} in it")
         try:
-            row = json.loads(line.removeprefix("\ufeff"))
+            row = read_line(line)
         except (ValueError, RecursionError) as error:
             return self.error(number, f"no JSON: {error}")
-        return row if isinstance(row, dict) else self.error(number, f"{repr(row)[:60]} is no object with columns")
+        what = not_a_row(row, line)
+        return self.error(number, what) if what else row
 
 
 class ListRows(Rows):
-    """Rows of a JSON file that is one list."""
+    """Rows of a JSON file that is one list. `escapes` = its text where it may hold halves of surrogate pairs, else nothing."""
 
-    def __init__(self, name: str, folder: Path, listed: list[Any]) -> None:
+    def __init__(self, name: str, folder: Path, listed: list[Any], escapes: str = "") -> None:
         super().__init__(name, folder)
         self._listed = listed
+        self._escapes = escapes
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -153,8 +188,9 @@ class ListRows(Rows):
 
     def row(self, number: int) -> Row:
         row = self._listed[number]
-        if not isinstance(row, dict):
-            raise self.error(number, f"{repr(row)[:60]} is no object with columns")
+        what = not_a_row(row, self._escapes)
+        if what:
+            raise self.error(number, what)
         return dict(row)
 
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
@@ -234,10 +270,13 @@ def _cells(path: str, folder: Path, files: list[Path]) -> TableRows:
 
 
 def _lines(files: list[str]) -> Any:
-    """Bytes that are no UTF-8 become an escape that JSON does not know, so that their row is a bad one."""
+    """Bytes that are no UTF-8 become the MARK and two hexadecimal digits, so that their row is a bad one."""
     import datasets
 
-    return datasets.load_dataset("text", data_files=files, split="train", encoding_errors="backslashreplace")
+    for file in files:
+        if Path(file).suffix not in PACKED:
+            check_encoding(Path(file))
+    return datasets.load_dataset("text", data_files=files, split="train", encoding_errors=mark_bytes())
 
 
 def _first_character(place: Path) -> str:
@@ -248,11 +287,17 @@ def _first_character(place: Path) -> str:
 
 
 def _document(path: str, place: Path) -> ListRows:
+    check_encoding(place)
     try:
-        listed = json.loads(place.read_text(encoding="utf-8-sig"))
+        listed = json.loads(text := place.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
+        raise DataError(f"--data.path {path} is not UTF-8: there is a byte {byte:#x} in line {line}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"--data.path {path} is no JSON: {error}") from error
-    return ListRows(path, place.parent, listed)
+    if not listed:
+        raise DataError(f"--data.path {path}: the list in it is empty")
+    return ListRows(path, place.parent, listed, text if SURROGATE.search(text) else "")
 
 
 def _folder(path: str, place: Path, split: str) -> Rows:
