@@ -38,7 +38,7 @@ class ImageExpander:
             raise DataError("there is an image in the conversation, and this model takes none")
 
     def expansion(self, image: Image) -> tuple[int, ...]:
-        """The ids that stand for this image. Raises DataError for a model without images."""
+        """The ids that stand for this image. Raises DataError for a model without images, and for one it refuses."""
         self.check([image])
         if image.size not in self._by_size:
             self._by_size[image.size] = self._ask_processor(image)
@@ -46,7 +46,8 @@ class ImageExpander:
 
     def _ask_processor(self, image: Image) -> tuple[int, ...]:
         assert self._processor is not None
-        ids = [int(i) for i in self._processor(text=[self._processor.image_token], images=[image.pil])["input_ids"][0]]
+        made = processed(self._processor, image, text=[self._processor.image_token])
+        ids = [int(i) for i in made["input_ids"][0]]
         tokenizer = self._processor.tokenizer
         if ids and ids[0] == tokenizer.bos_token_id:
             ids = ids[1:]
@@ -87,3 +88,21 @@ class ImageExpander:
         if place > len(ids) or any(i in self.placeholder_ids and at not in inside for at, i in enumerate(ids)):
             raise DataError(f"the image placeholders among {len(ids)} tokens are not those of {len(images)} images")
         return tuple(slots)
+
+
+def processed(processor: Any, image: Image, **options: Any) -> Any:
+    """What a processor, or its image processor alone, makes of one picture. Raises DataError for one that it refuses."""
+    try:
+        return processor(images=[image.pil], **options, **layout(processor))
+    except Exception as error:  # each model's processor raises what it likes
+        width, height = image.size
+        raise DataError(f"the model takes no picture of {width}x{height} pixels: {error}") from error
+
+
+def layout(processor: Any) -> dict[str, str]:
+    """The option that tells a processor where the channels are: of a picture one or three pixels high, or wide, it would
+    guess. Processors that work on torch tensors put them first; the others know where PIL has them.
+    """
+    inner = processor.image_processor if hasattr(processor, "image_processor") else processor
+    on_tensors = hasattr(inner, "backend") and inner.backend == "torchvision"
+    return {"input_data_format": "channels_first"} if on_tensors else {}

@@ -136,7 +136,9 @@ def _rgb(picture: PILImage.Image) -> PILImage.Image:
 
 
 def _shown(source: Any) -> str:
-    return f"{len(source)} bytes" if isinstance(source, bytes) else repr(source)[:80]
+    if isinstance(source, bytes):
+        return f"{len(source)} bytes"
+    return repr(source)[:80] if isinstance(source, str) else os.fspath(source)
 
 
 Part = Text | Image
@@ -199,15 +201,30 @@ def as_part(value: Any) -> Part:
 
 
 def as_message(message: Message) -> Message:
-    """The same message with its content a str, None, or a list of `Text` / `Image` parts."""
+    """The same message with its content a str, None, or a list of `Text` / `Image` parts. Raises DataError for a message
+    without a role, or with `tool_calls` that are none.
+    """
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise DataError(f"a chat message needs a role: {repr(message)[:100]}")
+    _check_calls(message.get("tool_calls"))
     content = message.get("content")
     if content is None or (isinstance(content, str) and not isinstance(content, Text)):
         return {**message, "content": content}
     if isinstance(content, list | tuple):
         return {**message, "content": [as_part(part) for part in content]}
     return {**message, "content": [as_part(content)]}
+
+
+def _check_calls(calls: Any) -> None:
+    """Each is {"function": {"name", "arguments"}}, or the function alone; arguments are an object, its JSON, or nothing."""
+    if not isinstance(calls, list | tuple | None):
+        raise DataError(f"tool_calls are a list, not {repr(calls)[:60]}")
+    for call in calls or ():
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise DataError(f"a tool call has a function with a name and arguments, unlike {repr(call)[:80]}")
+        if not isinstance(function.get("arguments"), Mapping | str | None):
+            raise DataError(f"the arguments of a tool call are an object or its JSON, unlike {repr(call)[:80]}")
 
 
 def normalize(observation: Observation, role: str = "user") -> list[Message]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..assemble import load_processor
 from ..errors import DataError
-from ..image_expansion import ImageExpander
+from ..image_expansion import ImageExpander, layout, processed
 from ..image_store import ImageStore
 from ..messages import Image
 
@@ -58,13 +58,14 @@ class PixelCache:
     def whole_inputs(self, images: Sequence[Image]) -> dict[str, Tensor]:
         """What the model's own processor makes of a line of text with pictures in it."""
         text = "".join(f"a b {self._processor.image_token} c" for _ in images)
-        inputs = dict(self._processor(text=[text], images=[image.pil for image in images], return_tensors="pt"))
+        shown = [image.pil for image in images]
+        inputs = dict(self._processor(text=[text], images=shown, return_tensors="pt", **layout(self._processor)))
         return {name: tensor for name, tensor in inputs.items() if name != "attention_mask"}
 
     def keep(self, image: Image, sha: str | None = None) -> str:
         """Process a picture, and make room for it. Returns its hash."""
         sha = sha or image.sha256
-        out = self._processor.image_processor(images=[image.pil], return_tensors="pt")
+        out = processed(self._processor.image_processor, image, return_tensors="pt")
         pixels = {name: _flat(name, out[name]) for name in _KEPT if name in out}
         self._kept[sha] = (pixels, len(self.run(image)))
         self._bytes += _size(pixels)

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError
+from .cells import read_cells
+from .lines import MARK, SURROGATE, check_encoding, mark_bytes, not_a_row, not_lines, read_line
 
 Row = dict[str, Any]
 READERS = {".jsonl": "lines", ".json": "json", ".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".arrow": "arrow"}
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 LOOKED_AT = 100
-"""Rows at the start that say which columns lines of JSON have."""
+"""Rows at the start whose columns a message shows."""
+LINES = 10**6
+"""Lines at the start that are looked at to say what a file is, when it has no rows."""
 BATCH = 1000
 
 
@@ -37,6 +41,16 @@ class Rows(ABC):
     @property
     @abstractmethod
     def columns(self) -> list[str]: ...
+
+    def has(self, column: str) -> bool:
+        """Whether a row has it: where rows differ, they are all looked at until one has."""
+        return column in self.columns or any(isinstance(row, dict) and column in row for _, row in self.scan())
+
+    def without(self, column: str, flag: str) -> DataError:
+        """The error of a dataset none of whose rows has the column that the flag names: where none is a row, the first's."""
+        if not self.columns and (first := next((row for _, row in self.scan() if isinstance(row, DataError)), None)):
+            return first
+        return DataError(f"{self.name} has no column {column!r} ({flag}). It has: {', '.join(self.columns)}.")
 
     @abstractmethod
     def row(self, number: int) -> Row:
@@ -61,11 +75,14 @@ class Rows(ABC):
 
 
 class TableRows(Rows):
-    """A table of `datasets`: parquet, csv, arrow, hub, disk. Memory-mapped."""
+    """A table of `datasets`: parquet, csv, arrow, hub, disk. Memory-mapped. `bad` = what is wrong with rows that are there
+    but cannot be used.
+    """
 
-    def __init__(self, name: str, folder: Path, table: Any) -> None:
+    def __init__(self, name: str, folder: Path, table: Any, bad: Mapping[int, str] | None = None) -> None:
         super().__init__(name, folder)
         self._table = _undecoded(table)
+        self._bad = bad or {}
 
     def __len__(self) -> int:
         return len(self._table)
@@ -74,15 +91,24 @@ class TableRows(Rows):
     def columns(self) -> list[str]:
         return list(self._table.column_names)
 
+    def has(self, column: str) -> bool:
+        return column in self.columns
+
     def row(self, number: int) -> Row:
+        if number in self._bad:
+            raise self.error(number, self._bad[number])
         return dict(self._table[number])
 
     def many(self, numbers: list[int]) -> list[Row | DataError]:
-        return list(_transposed(self._table[numbers]))
+        return [self._checked(n, row) for n, row in zip(numbers, _transposed(self._table[numbers]), strict=True)]
 
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
         for start in range(0, len(self), BATCH):
-            yield from enumerate(_transposed(self._table[start : start + BATCH]), start)
+            for number, row in enumerate(_transposed(self._table[start : start + BATCH]), start):
+                yield number, self._checked(number, row)
+
+    def _checked(self, number: int, row: Row) -> Row | DataError:
+        return self.error(number, self._bad[number]) if number in self._bad else row
 
 
 class LineRows(Rows):
@@ -104,6 +130,21 @@ class LineRows(Rows):
             self._columns = list(dict.fromkeys(key for row in rows if isinstance(row, dict) for key in row))
         return self._columns
 
+    def without(self, column: str, flag: str) -> DataError:
+        """Says what else the lines are, where they are no rows at all."""
+        cause = self._other(column)
+        return DataError(f"--data.path {self.name}: {cause}") if cause else super().without(column, flag)
+
+    def has(self, column: str) -> bool:
+        """Raises DataError when the lines are those of one value, so that some might be taken for rows."""
+        first = next((line for line in self._table[:LOOKED_AT]["text"] if line.strip()), "{}")
+        if isinstance(self._parse(0, first), DataError) and (cause := self._other(column)):
+            raise DataError(f"--data.path {self.name}: {cause}")
+        return super().has(column)
+
+    def _other(self, column: str) -> str:
+        return not_lines("\n".join(self._table[:LINES]["text"]), column)
+
     def row(self, number: int) -> Row:
         row = self._parse(number, self._table[number]["text"])
         if isinstance(row, DataError):
@@ -120,19 +161,23 @@ class LineRows(Rows):
                     yield start + offset, self._parse(start + offset, line)
 
     def _parse(self, number: int, line: str) -> Row | DataError:
+        if MARK in line:
+            return self.error(number, f"not UTF-8: there is a byte 0x{line.partition(MARK)[2][:2]} in it")
         try:
-            row = json.loads(line.removeprefix("\ufeff"))
+            row = read_line(line)
         except (ValueError, RecursionError) as error:
             return self.error(number, f"no JSON: {error}")
-        return row if isinstance(row, dict) else self.error(number, f"{repr(row)[:60]} is no object with columns")
+        what = not_a_row(row, line)
+        return self.error(number, what) if what else row
 
 
 class ListRows(Rows):
-    """Rows of a JSON file that is one list."""
+    """Rows of a JSON file that is one list. `escapes` = its text where it may hold halves of surrogate pairs, else nothing."""
 
-    def __init__(self, name: str, folder: Path, listed: list[Any]) -> None:
+    def __init__(self, name: str, folder: Path, listed: list[Any], escapes: str = "") -> None:
         super().__init__(name, folder)
         self._listed = listed
+        self._escapes = escapes
 
     def __len__(self) -> int:
         return len(self._listed)
@@ -143,8 +188,9 @@ class ListRows(Rows):
 
     def row(self, number: int) -> Row:
         row = self._listed[number]
-        if not isinstance(row, dict):
-            raise self.error(number, f"{repr(row)[:60]} is no object with columns")
+        what = not_a_row(row, self._escapes)
+        if what:
+            raise self.error(number, what)
         return dict(row)
 
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
@@ -206,32 +252,31 @@ def _open(path: str, place: Path, kind: str | None, split: str) -> Rows:
         return _document(path, place)
     if kind in ("lines", "json"):
         return LineRows(path, place.parent, _lines([str(place)]))
+    if kind == "csv":
+        return _cells(path, place.parent, [place])
     assert kind is not None
-    options = _csv_options(place) if kind == "csv" else {}
-    return TableRows(path, place.parent, datasets.load_dataset(kind, data_files=str(place), split="train", **options))
+    return TableRows(path, place.parent, datasets.load_dataset(kind, data_files=str(place), split="train"))
+
+
+def _cells(path: str, folder: Path, files: list[Path]) -> TableRows:
+    import datasets
+
+    tables, bad = list[Any](), dict[int, str]()
+    for file in files:
+        table, wrong = read_cells(file)
+        bad |= {sum(map(len, tables)) + number: what for number, what in wrong.items()}
+        tables.append(table)
+    return TableRows(path, folder, datasets.concatenate_datasets(tables), bad)
 
 
 def _lines(files: list[str]) -> Any:
-    """Bytes that are no UTF-8 become an escape that JSON does not know, so that their row is a bad one."""
+    """Bytes that are no UTF-8 become the MARK and two hexadecimal digits, so that their row is a bad one."""
     import datasets
 
-    return datasets.load_dataset("text", data_files=files, split="train", encoding_errors="backslashreplace")
-
-
-def _csv_options(place: Path) -> dict[str, Any]:
-    """Every cell is a string: what a csv file holds has no type, and guessing turns 007 into 7 and NA into nothing."""
-    import csv
-
-    import datasets
-
-    separator = "\t" if ".tsv" in place.suffixes else ","
-    with place.open(encoding="utf-8-sig", newline="") as file:
-        header = next(csv.reader(file, delimiter=separator), [])
-    return {
-        "keep_default_na": False,
-        "sep": separator,
-        "features": datasets.Features({name: datasets.Value("string") for name in header}),
-    }
+    for file in files:
+        if Path(file).suffix not in PACKED:
+            check_encoding(Path(file))
+    return datasets.load_dataset("text", data_files=files, split="train", encoding_errors=mark_bytes())
 
 
 def _first_character(place: Path) -> str:
@@ -242,11 +287,17 @@ def _first_character(place: Path) -> str:
 
 
 def _document(path: str, place: Path) -> ListRows:
+    check_encoding(place)
     try:
-        listed = json.loads(place.read_text(encoding="utf-8-sig"))
+        listed = json.loads(text := place.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line, byte = error.object[: error.start].count(b"\n") + 1, error.object[error.start]
+        raise DataError(f"--data.path {path} is not UTF-8: there is a byte {byte:#x} in line {line}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"--data.path {path} is no JSON: {error}") from error
-    return ListRows(path, place.parent, listed)
+    if not listed:
+        raise DataError(f"--data.path {path}: the list in it is empty")
+    return ListRows(path, place.parent, listed, text if SURROGATE.search(text) else "")
 
 
 def _folder(path: str, place: Path, split: str) -> Rows:
@@ -263,6 +314,8 @@ def _folder(path: str, place: Path, split: str) -> Rows:
     files = _split_files(place, split)
     if files and all(_holds_lines(Path(file)) for file in files):
         return LineRows(path, place, _lines(files))
+    if files and all(file_kind(Path(file)) == "csv" for file in files):
+        return _cells(path, place, [Path(file) for file in files])
     return TableRows(path, place, datasets.load_dataset(str(place), split=split))
 
 

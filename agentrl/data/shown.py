@@ -15,9 +15,8 @@ from .pictures import Album
 
 PLACE = "<image>"
 """Where a picture of the image column stands in a prompt that is a string."""
-ROLES = {"human": "user", "gpt": "assistant", "function": "tool"} | {
-    r: r for r in ("system", "user", "assistant", "tool")
-}
+SPEAKERS = ("system", "user", "assistant", "tool")
+ROLES = {"human": "user", "gpt": "assistant", "function": "tool"} | {r: r for r in SPEAKERS}
 """The roles of messages with the keys `from` and `value` (ShareGPT)."""
 TEXTS, PICTURES = ("text", "input_text"), ("image", "image_url", "input_image")
 
@@ -87,6 +86,9 @@ def _conversation(
         content = first["content"] or ""
         first["content"] = [*left, *([Text(content)] if isinstance(content, str) else content)]
         shown = [*left, *shown]
+    for i, message in enumerate(messages):
+        if message["role"] != "assistant" and message["content"] in (None, []):
+            raise DataError(f"message {i}, of the {message['role']}, has no content")
     return Shown(messages, tuple(shown), tools)
 
 
@@ -105,7 +107,12 @@ def _message(message: Any, rest: Iterator[Image], shown: list[Image], album: Alb
         said["content"] = parts
     if isinstance(said.get("tool_calls"), list):
         said["tool_calls"] = _without_nulls(said["tool_calls"])
-    return as_message(said)
+    read = as_message(said)
+    if read["role"] == "developer":
+        read["role"] = "system"
+    if read["role"] not in SPEAKERS:
+        raise DataError(f"the role of a message is {read['role']!r}, which is none of {', '.join(SPEAKERS)}")
+    return read
 
 
 def role_of(message: Any) -> str | None:

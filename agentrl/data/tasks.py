@@ -18,7 +18,7 @@ from ..errors import DataError
 from .bar import checking
 from .mixture import mixed
 from .rows import BATCH, Row, Rows, open_rows
-from .shown import read_row
+from .shown import cell, read_row
 
 log = logging.getLogger(__name__)
 NAMED = 5
@@ -123,11 +123,9 @@ def row_task(number: int, row: Row, section: DataSection, rows: Rows | None = No
         shown = read_row(row, section, folder)
         for image in shown.images:
             image.pil.load()
-        if section.label_key is not None and section.label_key not in row:
-            raise DataError(f"there is no {section.label_key!r} in it; it has {', '.join(row) or 'nothing'}")
+        label = None if section.label_key is None else cell(row, section.label_key)
     except DataError as error:
         raise DataError(f"row {number} of {name}: {error}") from error
-    label = None if section.label_key is None else row[section.label_key]
     return Task(f"row-{number}", shown.prompt, label, shown.images, row, tools=shown.tools)
 
 
@@ -204,6 +202,8 @@ def _check_row(number: int, row: Row | DataError, section: DataSection, rows: Ro
     if section.check_images is None or seen < section.check_images:
         return len(row_task(number, row, section, rows).images)
     try:
+        if section.label_key is not None:
+            cell(row, section.label_key)
         return len(read_row(row, section, rows.folder, unseen=True).images)
     except DataError as error:
         raise rows.error(number, str(error)) from error
@@ -222,7 +222,5 @@ def _check_columns(rows: Rows, section: DataSection) -> None:
         "tools": section.tools_key,
     }
     for kind, column in wanted.items():
-        if column is not None and column not in rows.columns:
-            raise DataError(
-                f"{rows.name} has no column {column!r} (--data.{kind}-key). It has: {', '.join(rows.columns)}."
-            )
+        if column is not None and not rows.has(column):
+            raise rows.without(column, f"--data.{kind}-key")

@@ -42,7 +42,7 @@ def load_examples(
         found = recorded_examples(paths, config, Speller(renderer), renderer, store)
     else:
         tasks = load_tasks(section, evaluation=held_out, seed=config.run.seed)
-        _check_columns(tasks[0], config)
+        _check_columns(tasks, config)
         found = _Maker(config, renderer, store).examples(tasks[: config.eval.samples] if held_out else tasks, told)
         if tasks.skipped:
             found.left_out[UNREADABLE] += tasks.skipped
@@ -53,15 +53,15 @@ def load_examples(
     return found
 
 
-def _check_columns(task: Task, config: SupervisedConfig) -> None:
-    """The columns that the options name are there. Raises DataError that names the flag."""
+def _check_columns(tasks: RowTasks, config: SupervisedConfig) -> None:
+    """Every dataset has the columns that the options name. Raises DataError that names the flag."""
     data = config.data
     names = ("answer_key",) if isinstance(data, AnswersSection) else ("chosen_key", "rejected_key", "margin_key")
     for name in names:
         key = getattr(data, name)
-        if key is not None and key not in task.row:
-            flag = f"--data.{name.replace('_', '-')}"
-            raise DataError(f"{', '.join(data.path)} has no column {key!r} ({flag}). It has: {', '.join(task.row)}.")
+        for rows in tasks.sources:
+            if key is not None and not rows.has(key):
+                raise rows.without(key, f"--data.{name.replace('_', '-')}")
 
 
 class _Maker:

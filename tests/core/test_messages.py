@@ -171,7 +171,17 @@ def test_what_is_no_observation_is_a_data_error(observation: Any) -> None:
         normalize(observation)
 
 
-@pytest.mark.parametrize("message", [None, "x", {}, {"role": None}, {"role": "user", "content": 7}])
+BAD_CALLS: list[Any] = ["bad", {"name": "f"}, ["x"], [{}], [{"name": 3}], [{"function": "f"}], [{"function": {}}]]
+BAD_CALLS += [[{"function": {"name": "f", "arguments": arguments}}] for arguments in (3, ["x"])]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *(None, "x", {}, {"role": None}, {"role": "user", "content": 7}),
+        *({"role": "assistant", "content": "a", "tool_calls": calls} for calls in BAD_CALLS),
+    ],
+)
 def test_what_is_no_message_is_a_data_error(message: Any) -> None:
     with pytest.raises(DataError):
         as_message(message)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 
 from agentrl import ConfigError, DataError, Image, Renderer, Text
+from agentrl.image_expansion import processed
+from agentrl.torchvision_ops import ensure_torchvision_imports
 
 from .templates import CHATML, FAMILIES, TOOL, VISION
 from .test_templates import assistant, sample, user
@@ -135,6 +139,31 @@ def test_an_expansion_is_asked_for_once_a_size() -> None:
     assert [count for _, _, count in prompt.slots] == [3, 3, 5]
     assert processor.asked == 2
     assert renderer.count_images(images) == 11
+
+
+def test_a_picture_that_the_processor_refuses_is_a_data_error() -> None:
+    def pads(image: Any) -> int:
+        raise ValueError("absolute aspect ratio must be smaller than 200")
+
+    renderer = Renderer(FakeProcessor(FAMILIES["vision"].tokenizer(), pads=pads))
+    with pytest.raises(DataError, match="no picture of 3x3000 pixels: absolute aspect ratio"):
+        renderer.start([{"role": "user", "content": [picture("red", (3, 3000))]}])
+
+
+@pytest.mark.parametrize("kind", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorPil"])
+@pytest.mark.parametrize("size", [(4, 3), (3, 4), (3, 3), (1, 3), (3, 1), (4, 1)])
+def test_pictures_as_thin_as_they_have_channels(kind: str, size: tuple[int, int], monkeypatch: Any) -> None:
+    """Patches of one pixel, so that what the processor makes is the pixels in reading order, and nothing is guessed."""
+    ensure_torchvision_imports()
+    import transformers
+
+    monkeypatch.setattr(import_module("transformers.image_processing_backends"), "infer_channel_dimension_format", None)
+    own = {"patch_size": 1, "merge_size": 1, "temporal_patch_size": 1, "do_normalize": False, "do_rescale": False}
+    processor = getattr(transformers, kind)(**own, do_resize=False)
+    pixels = np.random.default_rng(0).integers(0, 255, (size[1], size[0], 3)).astype(np.uint8)
+    made = processed(processor, Image(PILImage.fromarray(pixels)), return_tensors="pt")
+    assert made["image_grid_thw"].tolist() == [[1, size[1], size[0]]]
+    assert np.array_equal(np.asarray(made["pixel_values"]).reshape(pixels.shape), pixels)
 
 
 def test_a_processor_whose_tokenizer_adds_bos_and_eos() -> None:

@@ -51,6 +51,34 @@ def test_cells_of_a_csv_are_strings(tmp_path: Path) -> None:
     ]
 
 
+def bad_rows(path: Path) -> dict[int, str]:
+    return {number: str(row) for number, row in open_rows(str(path)).scan() if isinstance(row, DataError)}
+
+
+def prompts(path: Path) -> list[Any]:
+    return [task.prompt for task in load_tasks(DataSection(path=str(path), on_error="skip"), evaluation=False)]
+
+
+@pytest.mark.parametrize("header", ["input,y", "input,y,", "\n\ufeffinput,y,,"])
+def test_empty_cells_at_the_end_of_csv_rows_are_nothing(header: str, tmp_path: Path) -> None:
+    (tmp_path / "data.csv").write_text(header.replace("\n\ufeff", "\ufeff\n") + "\na,1,\n\n  \nb,2,,\nc\n")
+    rows = [row for _, row in open_rows(str(tmp_path / "data.csv")).scan()]
+    assert rows == [{"input": "a", "y": "1"}, {"input": "b", "y": "2"}, {"input": "c", "y": ""}]
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_cells_without_a_column_make_a_bad_row(folder: bool, tmp_path: Path) -> None:
+    place = tmp_path / "train" if folder else tmp_path
+    place.mkdir(exist_ok=True)
+    (place / "train.csv").write_text('input,y\na,1\n\n"b\nb",2,3\nc,4\n')
+    path = place if folder else place / "train.csv"
+    with pytest.raises(DataError, match=r"row 1 of .*: it has 3 cells, and the header names 2 columns"):
+        load_tasks(DataSection(path=str(path)), evaluation=False)
+    assert prompts(path) == ["a", "c"] and list(bad_rows(path)) == [1]
+    with pytest.raises(DataError, match="row 1 of"):
+        open_rows(str(path)).row(1)
+
+
 def test_packed_lines_blank_lines_and_a_mark_at_the_start(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(gzip.compress('\ufeff{"input": "a"}\n\n   \n{"input": "b"}'.encode()))
@@ -75,19 +103,51 @@ def test_lines_that_are_no_json_are_bad_rows(tmp_path: Path, caplog: pytest.LogC
     [
         ("none.jsonl", None, "there is no such file"),
         ("empty.jsonl", "", "the file is empty"),
-        ("blank.jsonl", "\n\n", "has no column 'input'"),
+        ("blank.jsonl", "\n \n", "there are only blank lines in it"),
+        ("none.json", "[]", "the list in it is empty"),
+        ("wide.jsonl", '{"input": "a"}'.encode("utf-16"), "is UTF-16 or UTF-32: save it as UTF-8"),
+        ("wide.json", '[{"input": "a"}]'.encode("utf-16-le"), "is UTF-16 or UTF-32"),
+        ("wide.csv", "input\na\n".encode("utf-16"), "is UTF-16 or UTF-32"),
+        ("latin.json", '[\n{"input": "\xe9"}]'.encode("latin-1"), "not UTF-8: there is a byte 0xe9 in line 2"),
+        ("latin.jsonl", '{"input": "a"}\n{"input": "\\\\\xe9"}'.encode("latin-1"), "row 1 of .*: not UTF-8: .* 0xe9"),
+        ("latin.csv", "input\na\n\xe9\n".encode("latin-1"), "row 1 of .*: not UTF-8: .* 0xe9"),
+        ("pretty.json", '{\n "input": "a"\n}', "objects over several lines: write one row a line"),
+        ("pretty.jsonl", '{\n "input": "a"\n}\n{\n "input": "a"\n}', "objects over several lines"),
+        ("inside.json", '{"data": [\n{"input": "a"},\n{"input": "b"}\n]}', "one object, with a list in 'data'"),
+        ("inside.jsonl", '{"data": [{"input": "a"}]}', "one object, with a list in 'data'"),
+        ("list.jsonl", '[\n{"input": "a"},\n{"input": "b"}\n]', "it is a list: give the file the ending .json"),
+        ("half.jsonl", '{"input": "\\ud800 lone"}', r"row 0 of .*half of a surrogate pair in it, \\ud800"),
+        ("half.json", '[{"input": "a", "\\uDC00": 1}]', "row 0 of .*half of a surrogate pair"),
         ("text.md", "hello", "files are read by their ending: .jsonl, .json, .parquet"),
         ("broken.json", "[1, ", "is no JSON"),
         ("broken.parquet", "PARQUET?", "broken.parquet"),
         ("./nowhere", None, "there is no such file or folder"),
     ],
 )
-def test_what_cannot_be_read_says_so(name: str, content: str | None, message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_read_says_so(name: str, content: str | bytes | None, message: str, tmp_path: Path) -> None:
     if content is not None:
-        (tmp_path / name).write_text(content)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     path = name if name.startswith("./") else str(tmp_path / name)
     with pytest.raises(DataError, match=message):
         load_tasks(DataSection(path=path), evaluation=False)
+
+
+def test_a_column_may_appear_late(lines: Callable[..., str], tmp_path: Path) -> None:
+    rows = [{"other": "a"}] * 150 + [{"input": "b", "label": 1}, {"input": "c"}]
+    for path in (lines(rows), str(tmp_path / "data.json")):
+        Path(path).write_text(json.dumps(rows)) if path.endswith(".json") else None
+        with pytest.raises(DataError, match=r"row 0 of .*there is no 'input' in it; it has other"):
+            load_tasks(DataSection(path=path), evaluation=False)
+        with pytest.raises(DataError, match=r"no column 'question' \(--data.input-key\). It has: other"):
+            load_tasks(DataSection(path=path, input_key="question", on_error="skip"), evaluation=False)
+        for looked_at in (None, 0):
+            section = DataSection(path=path, label_key="label", on_error="skip", check_images=looked_at)
+            assert [task.id for task in load_tasks(section, evaluation=False)] == ["row-150"]
+
+
+def test_pairs_of_surrogates_are_text(lines: Callable[..., str]) -> None:
+    tasks = load_tasks(DataSection(path=lines(['{"input": "\\ud83c\\udf88"}'])), evaluation=False)
+    assert tasks[0].prompt == "\N{BALLOON}"
 
 
 @pytest.mark.slow

@@ -43,6 +43,12 @@ def test_a_picture_that_is_none_names_its_row(tmp_path: Path, form: Any) -> None
         row_task(5, {"input": "a", "image": form}, section(path=str(tmp_path / "data.jsonl"), image_key="image"))
 
 
+def test_a_picture_that_is_not_there_is_named_by_its_path(tmp_path: Path) -> None:
+    options = section(path=str(tmp_path / "data.jsonl"), image_key="image")
+    with pytest.raises(DataError, match=f"row 0 of .*cannot read an image from {tmp_path}/nope.png: "):
+        row_task(0, {"input": "a", "image": "nope.png"}, options)
+
+
 def test_a_template_stands_around_strings() -> None:
     templated = section(template="Question: {}\n{x} Answer:")
     assert read_row({"input": "1+{}?"}, templated).prompt == "Question: 1+{}?\n{x} Answer:"
@@ -83,6 +89,30 @@ def test_conversations_with_the_keys_from_and_value() -> None:
     assert prompt == [{"role": name, "content": who} for who, name in zip(said, names, strict=True)]
     with pytest.raises(DataError, match=r"row 0 of .*: a message is from 'narrator', which is none of human, gpt"):
         row_task(0, {"input": [{"from": "narrator", "value": "x"}]}, section())
+
+
+CALLING: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": "bad"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "what"),
+    [
+        ([CALLING], "tool_calls are a list, not 'bad'"),
+        ([{**CALLING, "tool_calls": ["x"]}], "a tool call has a function with a name"),
+        ([{"role": "narrator", "content": "x"}], "'narrator', which is none of system, user, assistant, tool"),
+        ([{"role": "user", "content": "x"}, {"role": "tool"}], "message 1, of the tool, has no content"),
+        ([{"role": "system", "content": []}], "message 0, of the system, has no content"),
+        ([{"from": "human"}], "message 0, of the user, has no content"),
+    ],
+)
+def test_messages_that_are_none_make_a_bad_row(messages: list[Any], what: str) -> None:
+    with pytest.raises(DataError, match=f"row 0 of .*: .*{what}"):
+        row_task(0, {"input": messages}, section())
+
+
+def test_developers_are_the_system_and_tools_may_answer_nothing() -> None:
+    said = [{"role": "developer", "content": "d"}, {"role": "user", "content": "q"}, {"role": "tool", "content": ""}]
+    assert row_task(0, {"input": said}, section()).prompt == [{"role": "system", "content": "d"}, *said[1:]]
 
 
 def test_where_pictures_stand_in_a_prompt(tmp_path: Path, forms: dict[str, Any]) -> None:

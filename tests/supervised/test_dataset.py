@@ -60,6 +60,43 @@ def test_conversations_prompts_with_answers_and_foreign_keys(load: Load, rendere
     assert all(np.array_equal(row.token_ids, rows[0].token_ids) for row in rows)
 
 
+def test_answers_that_are_numbers_are_their_text(load: Load, renderer: Renderer) -> None:
+    rows = [{"p": "q", "a": answer} for answer in (1, 0, -2.5, "1")]
+    examples = load("sft", rows, data={"input_key": "p", "answer_key": "a"})
+    assert [said(renderer, row) for row in examples.items] == [f"{text}<|im_end|>" for text in ("1", "0", "-2.5", "1")]
+    (pair,) = load("dpo", [{"prompt": "q", "chosen": 1, "rejected": 2}]).items
+    assert isinstance(pair, Pair) and [said(renderer, side) for side in pair.rows] == ["1<|im_end|>", "2<|im_end|>"]
+    for answer in (True, None, float("nan")):
+        with pytest.raises(DataError, match=r"row 0 of .*, neither a text"):
+            load("sft", [{"p": "q", "a": answer}], data={"input_key": "p", "answer_key": "a"})
+
+
+def test_rows_without_an_answer_are_skipped_wherever_they_stand(load: Load) -> None:
+    rows = [{"p": "q"}, {"p": "q", "a": "a"}]
+    data = {"input_key": "p", "answer_key": "a"}
+    assert [row.rollout_id for row in load("sft", rows, data={**data, "on_error": "skip"}).items] == ["row-1"]
+    with pytest.raises(DataError, match=r"row 0 of .*there is no 'a' in it; it has p"):
+        load("sft", rows, data=data)
+    with pytest.raises(DataError, match=r"no column 'b' \(--data.answer-key\). It has: p, a"):
+        load("sft", rows, data={**data, "answer_key": "b"})
+
+
+def test_pictures_that_the_processor_refuses_are_skipped(load: Load, renderer: Renderer, tmp_path: Path) -> None:
+    def pads(image: Any) -> int:
+        if max(image.size) > 200 * min(image.size):
+            raise ValueError("absolute aspect ratio")
+        return 4
+
+    renderer.expander._processor._pads = pads  # type: ignore[union-attr]
+    for name, size in (("good", (3, 30)), ("thin", (3, 3000))):
+        PILImage.new("RGB", size).save(tmp_path / f"{name}.png")
+    rows = [{"p": "q", "a": "a", "i": name} for name in ("good.png", "thin.png")]
+    data = {"input_key": "p", "answer_key": "a", "image_key": "i"}
+    with pytest.raises(DataError, match=r"row 1 of .*no picture of 3x3000 pixels: absolute aspect ratio"):
+        load("sft", rows, data=data)
+    assert len(load("sft", rows, data={**data, "on_error": "skip"})) == 1
+
+
 def test_TOK_06_rows_without_anything_to_train_are_left_out_and_counted(load: Load) -> None:
     rows = [{"p": "q", "a": "a"}, {"p": "q", "a": " "}, {"p": "q" * 80, "a": "a"}, {"p": "q", "a": "b" * 80}]
     examples = load("sft", rows, data={"input_key": "p", "answer_key": "a"}, train={"max_len": 64})

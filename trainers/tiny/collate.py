@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from agentrl.image_expansion import processed
+
 from .demonstrations import Demonstration
 
 IGNORED = -100
@@ -48,6 +50,6 @@ class Collator:
     def _patch(self, image: Any) -> tuple[Any, Any]:
         if image.sha256 not in self._patches:
             assert self._image_processor is not None
-            made = self._image_processor(images=[image.pil], return_tensors="pt")
+            made = processed(self._image_processor, image, return_tensors="pt")
             self._patches[image.sha256] = (made["pixel_values"], made["image_grid_thw"])
         return self._patches[image.sha256]
