@@ -312,18 +312,21 @@ def _evaluation(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
         "eval.temperature": theirs["eval.temperature"],
         "eval.n": theirs["eval.n_samples_per_prompt"],
         "eval.greedy": False,
-        "ckpt.best_by": _best(theirs["ckpt.best_metric_key"], notes),
+        "ckpt.best_by": _best(theirs, notes),
     }
 
 
-def _best(key: str | None, notes: list[str]) -> str | None:
-    if not key:
-        return "eval/pass@1"
+def _best(theirs: Theirs, notes: list[str]) -> str | None:
+    key, n = theirs["ckpt.best_metric_key"] or "pass1", theirs["eval.n_samples_per_prompt"]
+    if key == "none":
+        return "none"
     passed = re.search(r"pass@?(\d+)$", key)
-    if key != "none" and passed is None:
-        notes.append(f"ckpt.best_metric_key {key}: say which metric here with ckpt.best_by, as in eval/reward/mean")
-        return None
-    return "none" if passed is None else f"eval/pass@{passed[1]}"
+    if passed is not None and int(passed[1]) in (1, n):
+        return f"eval/pass@{passed[1]}"
+    notes.append(
+        f"ckpt.best_metric_key {key}: say which metric here with ckpt.best_by, as in eval/reward/mean or eval/pass@{n}"
+    )
+    return None
 
 
 def _folder(theirs: Theirs, notes: list[str]) -> dict[str, Any]:

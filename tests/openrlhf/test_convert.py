@@ -67,6 +67,7 @@ LINES: list[tuple[str, dict[str, Any]]] = [
     ("--train.enable_ema", {"optim.ema": 0.992}),
     ("--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj", {"lora.rank": 8, "lora.alpha": 16, "lora.targets": ["q_proj", "v_proj"]}),
     ("--eval.dataset e.jsonl --eval.steps 5 --ckpt.best_metric_key eval_gsm8k_pass4", {"eval.n": 4, "ckpt.best_by": "eval/pass@4", "data.test_path": ["e.jsonl"]}),
+    ("--eval.dataset e.jsonl --eval.steps 5 --ckpt.best_metric_key eval_pass2", {"eval.n": 4, "ckpt.best_by": None}),
     ("--logger.wandb.key SECRET --logger.wandb.org us --logger.tensorboard_dir tb", {"log.wandb": True, "log.wandb_entity": "us", "log.tensorboard": True}),
     ("--vllm.tensor_parallel_size 2 --vllm.enforce_eager", {"engine.gpus": 2.0}),
     ("--actor.policy_loss_type gspo --actor.lr_scheduler constant", {"algo.level": "sequence", "optim.schedule": "constant"}),
