@@ -18,6 +18,7 @@ from ..config.load import validated
 from ..errors import ConfigError
 from ..registry import suggest
 from .options import CONVERTED, READ, Option, options
+from .sharing import sharing
 
 SCHEDULES = {
     "cosine_with_min_lr": "cosine",
@@ -106,7 +107,7 @@ def convert(argv: Sequence[str]) -> Converted:
     """Raises ConfigError for what is unknown, and for what cannot be here, with the reason."""
     theirs, given = parse(argv)
     out = Converted()
-    for part in (_data, _models, _optimizers, _rewards, _rollouts, _updates, _algorithm, _evaluation, _folder):
+    for part in (_data, _models, _optimizers, _rewards, _rollouts, _updates, _algorithm, _evaluation, _folder, sharing):
         out.values |= {name: value for name, value in part(theirs, out.notes).items() if value is not None}
     reasons = {option.name: option.reason for option in options()[CONVERTED]}
     out.notes += [f"{name}: {reasons[name]}" for name in sorted(given) if reasons[name] is not None]

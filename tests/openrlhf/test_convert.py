@@ -49,6 +49,7 @@ def test_every_option_that_has_one_here_names_it() -> None:
         assert option.reason is not None or "." in option.ours.split()[0], option
 
 
+ONE_GPU = "--actor.num_gpus_per_node 1"
 LINES: list[tuple[str, dict[str, Any]]] = [
     ("", {"algo.name": "gae", "critic.lr": 9e-6, "algo.kl.coef": 0.01, "train.updates_per_batch": 8}),
     ("--data.apply_chat_template --data.prompt_dataset d.jsonl,e.jsonl --data.prompt_probs 1,2", {"model.chat_template": "auto", "data.probs": [1.0, 2.0]}),
@@ -72,6 +73,10 @@ LINES: list[tuple[str, dict[str, Any]]] = [
     ("--vllm.tensor_parallel_size 2 --vllm.enforce_eager", {"engine.gpus": 2.0}),
     ("--actor.policy_loss_type gspo --actor.lr_scheduler constant", {"algo.level": "sequence", "optim.schedule": "constant"}),
     ("--reward.model_name_or_path rm --critic.freezing_steps 1", {"reward.name": ["reward.py", "rm"], "critic.path": "rm"}),
+    (f"--train.colocate_all {ONE_GPU}", {"engine.colocated": True, "ref.offload": True}),
+    (f"--train.colocate_all --vllm.enable_sleep --ds.enable_sleep --algo.kl.init_coef 0 {ONE_GPU}", {"engine.colocated": True, "ref.offload": False}),
+    (f"--vllm.enable_sleep {ONE_GPU}", {"engine.colocated": False}),
+    ("--train.colocate_all --vllm.num_engines 2", {"engine.colocated": False}),
     ("--train.agent_func_path agent.py", {"agent.name": ["agent.py"], "reward.name": []}),
 ]  # fmt: skip
 
@@ -108,6 +113,24 @@ def test_a_command_line_is_a_configuration_that_the_checks_take(line: str, expec
 def test_what_cannot_be_is_refused_with_the_reason(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         convert([*NAMED, *line.split()])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--vllm.num_engines 4", "here are 4 engines, 8 ranks, a critic. The run wants 12 GPUs: 4 for engines, 8 for the"),
+        (f"{ONE_GPU} --algo.advantage.estimator rloo --vllm.tensor_parallel_size 2", "here are engines on 2 GPUs each. The run wants 3"),
+        (f"{ONE_GPU} --algo.advantage.estimator rloo --train.async_enable", "here are train.max_staleness 1. The run wants 2"),
+        (f"{ONE_GPU} --algo.advantage.estimator rloo", "ref.offload keeps the reference in CPU memory"),
+    ],
+)  # fmt: skip
+def test_who_cannot_share_a_gpu_is_told_why(line: str, said: str) -> None:
+    """The notes on sharing name engine.colocated."""
+    notes = convert([*NAMED, "--train.colocate_all", "--ds.enable_sleep", *line.split()]).notes
+    found = [note for note in notes if said in note]
+    assert len(found) == 1 and found[0].startswith("train.colocate_all: ") and "engine.colocated" in found[0]
+    alone = convert([*NAMED, "--ds.enable_sleep"]).notes
+    assert any(note.startswith("ds.enable_sleep: it does nothing without train.colocate_all") for note in alone)
 
 
 def test_what_has_no_counterpart_is_a_comment(agentrl: Callable[..., Any]) -> None:
