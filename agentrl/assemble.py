@@ -144,7 +144,7 @@ class MixedExecutor(AgentExecutorBase):
 
 def _single_turn(config: Config) -> SingleTurnExecutor:
     rewards = [make_reward(spec, config.env.token_file) for spec in config.reward.name]
-    return SingleTurnExecutor(rewards, config.reward.weights)
+    return SingleTurnExecutor(rewards, config.reward.weights, config.reward.name)
 
 
 def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
@@ -157,6 +157,11 @@ def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
         return model_reward(spec)
     if is_file(spec):
         return reward_function(spec)
+    if ":" not in spec:
+        raise ConfigError(
+            f"--reward {spec}: there is no such folder of a reward model. For a function name the file and what it defines, "
+            "as in path/to/file.py:name."
+        )
     function: Callable[..., Any] = load_object(spec, load_file)
     if not callable(function):
         raise ConfigError(f"--reward {spec} is {type(function).__name__}, no function.")

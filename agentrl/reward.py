@@ -48,7 +48,7 @@ def check_reward(function: Callable[..., Any], name: str) -> None:
         open_ended = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if parameter.default is parameter.empty and not open_ended and parameter.name not in OFFERED:
             raise ConfigError(
-                f"--reward {name} wants {parameter.name!r}; a reward function is given {', '.join(OFFERED)} by name."
+                f"--reward {name} wants a parameter {parameter.name!r}; a reward function is given {', '.join(OFFERED)} by name."
             )
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from .errors import EnvError, InfrastructureError
+from .errors import ConfigError, EnvError, InfrastructureError
 from .messages import Message, message_images, normalize
-from .model_folder import resolve_model
+from .model_folder import model_config, resolve_model
 
 MAX_OPEN = 4096
 """Questions that the model's process takes at once."""
@@ -25,12 +24,16 @@ MAX_BATCH = 64
 
 
 def is_reward_model(spec: str) -> bool:
-    """Whether `--reward SPEC` is the folder of a model that scores sequences."""
-    file = Path(spec).expanduser() / "config.json"
-    if not file.is_file():
+    """Whether `--reward SPEC` is a folder. Raises ConfigError for one that holds no model that scores sequences."""
+    folder = Path(spec).expanduser()
+    if not folder.is_dir():
         return False
-    names = json.loads(file.read_text()).get("architectures") or []
-    return any("ForSequenceClassification" in name for name in names)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"--reward {spec}: the folder holds no config.json, so it is no reward model.")
+    names = model_config(str(folder)).get("architectures") or []
+    if not any("ForSequenceClassification" in name for name in names):
+        raise ConfigError(f"--reward {spec} is no reward model: its config names no …ForSequenceClassification.")
+    return True
 
 
 def model_reward(path: str) -> Callable[..., Awaitable[float]]:

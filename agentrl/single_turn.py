@@ -25,16 +25,20 @@ class SingleTurnExecutor(AgentExecutorBase):
 
     A reward function is called with the keywords it names among prompt, completion, label, row, images, task, and
     prompt_text, query (the prompt as the model saw it, and that with the reply, special tokens and all); it is sync
-    (then it runs on a thread of its own) or async, and returns a float, None, or {"reward", "score", "metrics"}.
+    (then it runs on a thread of its own) or async, and returns a float, None, or {"reward", "score", "metrics"}. `names`
+    are what errors call the functions, in place of their own names.
     """
 
-    def __init__(self, reward: Reward | Sequence[Reward], weights: Sequence[float] = ()) -> None:
+    def __init__(
+        self, reward: Reward | Sequence[Reward], weights: Sequence[float] = (), names: Sequence[str] = ()
+    ) -> None:
         self.rewards = list(reward) if isinstance(reward, Sequence) else [reward]
         self.weights = list(weights) or [1.0] * len(self.rewards)
         if len(self.weights) != len(self.rewards):
             raise ConfigError(f"--reward.weights: {len(self.weights)} weights for {len(self.rewards)} rewards.")
-        for function in self.rewards:
-            check_reward(function, _name(function))
+        self.names = list(names) or [_name(function) for function in self.rewards]
+        for function, name in zip(self.rewards, self.names, strict=True):
+            check_reward(function, name)
 
     async def execute(self, task: Task, ctx: RolloutContext) -> Trajectory:
         record = ctx.trajectory or ctx.begin(task)
@@ -73,7 +77,10 @@ class SingleTurnExecutor(AgentExecutorBase):
             "task": task,
             **_as_seen(record, ctx),
         }
-        calls = [_Ask(function, accepted_options(function, offered), ctx.env_loops) for function in self.rewards]
+        calls = [
+            _Ask(function, f"reward {name}", accepted_options(function, offered), ctx.env_loops)
+            for function, name in zip(self.rewards, self.names, strict=True)
+        ]
         timeout = ctx.limits.call_timeout_s
         answers = await asyncio.gather(*(call.verdict(timeout) for call in calls), return_exceptions=True)
         abandoned = sum(call.abandoned for call in calls)
@@ -90,29 +97,36 @@ class _Ask:
     """One call of one reward function; `abandoned` = it never came back from its thread."""
 
     function: Reward
+    what: str
     given: dict[str, Any]
     loops: EnvLoops | None = None
     abandoned: bool = False
 
     async def verdict(self, timeout_s: float) -> Verdict:
         """What the function says. Whatever it raises comes out as EnvError."""
-        what = f"reward {_name(self.function)}"
-        if inspect.iscoroutinefunction(self.function):
-            return read_verdict(await self._awaited(what, lambda: self.function(**self.given), timeout_s))
-        outcome = await self._on_a_thread(what, timeout_s)
-        if inspect.isawaitable(outcome):
-            outcome = await self._awaited(what, lambda: outcome, timeout_s)
-        return read_verdict(outcome)
+        outcome = await self._outcome(timeout_s)
+        try:
+            return read_verdict(outcome)
+        except EnvError as error:
+            raise EnvError(f"{self.what}: {error}") from error
 
-    async def _awaited(self, what: str, start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+    async def _outcome(self, timeout_s: float) -> Any:
+        if inspect.iscoroutinefunction(self.function):
+            return await self._awaited(lambda: self.function(**self.given), timeout_s)
+        outcome = await self._on_a_thread(timeout_s)
+        if inspect.isawaitable(outcome):
+            return await self._awaited(lambda: outcome, timeout_s)
+        return outcome
+
+    async def _awaited(self, start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
         """Off the loop that serves the engines where there is another."""
         coming = run_async(start, timeout_s) if self.loops is None else self.loops.current().run(start, timeout_s)
-        return await blame_env(what, coming, timeout_s)
+        return await blame_env(self.what, coming, timeout_s)
 
-    async def _on_a_thread(self, what: str, timeout_s: float) -> Any:
-        thread = EnvThread(what)
+    async def _on_a_thread(self, timeout_s: float) -> Any:
+        thread = EnvThread(self.what)
         try:
-            return await blame_env(what, thread.run(lambda: self.function(**self.given), timeout_s), timeout_s)
+            return await blame_env(self.what, thread.run(lambda: self.function(**self.given), timeout_s), timeout_s)
         finally:
             self.abandoned = thread.abandoned
             thread.end()

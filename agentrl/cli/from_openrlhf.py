@@ -20,10 +20,12 @@ every option.
 
 def main(argv: list[str]) -> int:
     """The exit code of `agentrl from-openrlhf ARGV`."""
-    if not argv or argv[0] in ("-h", "--help"):
-        print(HELP, file=sys.stdout if argv else sys.stderr)
-        return DONE if argv else USAGE
-    found = convert([word for word in argv if word not in ("--debug",)][argv[0] == "--" :])
+    words = [word for word in argv if word != "--debug"]
+    words = words[words[:1] == ["--"] :]
+    if not words or words[0] in ("-h", "--help"):
+        print(HELP, file=sys.stdout if words else sys.stderr)
+        return DONE if words else USAGE
+    found = convert(words)
     settings = as_toml(found.nested())
     for note in found.notes:
         print(f"# {note}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from ..registry import is_url, load_object, names, suggest
+from .best_metric import check_best_by
 from .check_data import check_data
 from .config import Config
 from .how import AlgoSection, LoraSection
@@ -52,6 +53,7 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_lora(config)
     _check_sharding(config)
     check_sources(config)
+    check_best_by(config)
     _check_replay(config)
     check_engine(config, TRAINING_ENGINES)
 
@@ -289,6 +291,10 @@ def check_supervised(config: SupervisedConfig) -> None:
     for name in ("label_key", "template", "max_prompt_len"):
         if name in data.changed():
             raise ConfigError(f"--data.{name.replace('_', '-')} is not used by agentrl {config.kind}.")
+    if config.ckpt.best_by is not None:
+        raise ConfigError(
+            f"--ckpt.best-by is not used by agentrl {config.kind}: the lowest loss makes the best checkpoint."
+        )
     if train.steps is not None and "epochs" in train.changed():
         raise ConfigError("--train.epochs is not used with --train.steps, which says how many updates are made.")
     unread = [name for name in config.eval.changed() if name != "enable"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -106,6 +108,17 @@ class DataSection(Section):
     @classmethod
     def _one_or_many(cls, path: Any) -> Any:
         return [path] if isinstance(path, str) else [] if path is None else path
+
+    @property
+    def test_labels(self) -> list[str]:
+        """What each dataset of test_path is called in metrics."""
+        return dataset_labels(self.test_path)
+
+
+def dataset_labels(paths: Sequence[str]) -> list[str]:
+    """A short name of each dataset: its file's or folder's, numbered where two are alike."""
+    stems = [Path(path.partition("@")[0]).name.partition(".")[0] or "data" for path in paths]
+    return [stem if stems.count(stem) == 1 else f"{stem}-{i}" for i, stem in enumerate(stems)]
 
 
 class EnvSection(Section):

@@ -230,7 +230,8 @@ def open_rows(path: str, split: str = "train") -> Rows:
     except Exception as error:  # `datasets` and the hub's client raise nearly anything
         cause = error.__cause__ or error
         said = " ".join(str(cause).split()) or type(cause).__name__
-        raise DataError(f"--data.path {path}: {said[:400]}") from error
+        absent = "" if place.exists() else "no such file or folder here, and the hub does not give it: "
+        raise DataError(f"--data.path {path}: {absent}{said[:400]}") from error
 
 
 def file_kind(path: Path) -> str | None:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import DataSection
+from ..config.where import dataset_labels
 from ..env import Task
 from ..errors import DataError
 from .bar import checking
@@ -157,16 +158,10 @@ def load_tasks(section: DataSection, *, evaluation: bool, seed: int = 0) -> RowT
         section,
         *mixed([numbers for numbers, _, _ in checked], [] if evaluation else section.probs, seed),
         max_images=max(images for _, images, _ in checked),
-        labels=_labels(sources),
+        labels=dataset_labels([rows.name for rows in sources]),
         skipped=sum(skipped for _, _, skipped in checked),
     )
     return tasks
-
-
-def _labels(sources: Sequence[Rows]) -> list[str]:
-    """A short name of each dataset: its file's or folder's, numbered where two are alike."""
-    stems = [Path(rows.name.partition("@")[0]).name.partition(".")[0] or "data" for rows in sources]
-    return [stem if stems.count(stem) == 1 else f"{stem}-{i}" for i, stem in enumerate(stems)]
 
 
 def _readable(rows: Rows, section: DataSection) -> tuple[NDArray[np.int64], int, int]:

@@ -15,12 +15,34 @@ PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 OWN_ARGUMENTS = {
     "model": "the model is --model",
     "dtype": "the type is --model.dtype",
+    "trust_remote_code": "it is --model.trust-remote-code",
+    "seed": "the seed is --run.seed",
+    "max_model_len": "the longest sequence is --rollout.max-len",
+    "max_num_seqs": "the most sequences at once are --engine.max-seqs",
+    "limit_mm_per_prompt": "an engine takes as many images as the tasks have",
+    "kv_cache_memory_bytes": "it is --engine.kv-cache-gb on a CPU, --engine.args gpu_memory_utilization=… on a GPU",
+    "enable_chunked_prefill": "on a CPU a seeded request dies in a chunked prefill; on a GPU it is vLLM's default",
+    "enable_sleep_mode": "an engine sleeps with --engine.colocated",
+    "distributed_executor_backend": "it follows from the devices of an engine",
+    "disable_log_stats": "agentrl reports what its engines do",
+    "enable_log_requests": "it is --debug",
+    "use_tqdm_on_load": "it is --debug",
     "weight_transfer_config": "agentrl sends the weights",
     "logprobs_mode": "training needs the log-probabilities of the tempered distribution",
     "generation_config": "sampling is the run's, never the checkpoint's",
     "override_generation_config": "sampling is the run's, never the checkpoint's",
 }
 """Arguments of vLLM's that are not passed on, and why."""
+
+TUNED = (
+    *PARALLEL,
+    "gpu_memory_utilization",
+    "max_num_batched_tokens",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "mm_processor_cache_gb",
+)
+"""Arguments that have a value here, and may be given another: they decide on speed and memory alone."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +53,7 @@ class VLLMOptions:
     `kv` says what becomes of running requests at a weight update: "keep" their KV cache, or "recompute" it (exact).
     `stop_token_ids` are all the ids that end a turn: the checkpoint's own are never added. `kv_cache_gb` is GiB, for the
     CPU. `tool_parser` is one of vLLM's, or "json": Hermes' blocks read with json alone. `update_timeout_s` bounds a weight update; `sleeps` = it shares
-    its device with the trainer, in turn. `engine_args` go to vLLM's AsyncEngineArgs last, over everything here.
+    its device with the trainer, in turn. `engine_args` go to vLLM's AsyncEngineArgs last; of those set here only TUNED are taken.
     """
 
     model: str

@@ -6,18 +6,18 @@ one they had. What cannot be said here is a note.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from ..config import Config
 from ..config.load import validated
 from ..errors import ConfigError
-from ..registry import suggest
-from .options import CONVERTED, READ, Option, options
+from .command_line import parse
+from .options import CONVERTED, options
+from .sharing import sharing
 
 SCHEDULES = {
     "cosine_with_min_lr": "cosine",
@@ -60,53 +60,11 @@ def changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"from-openrlhf: {message}.")
-
-
-def parse(argv: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
-    """(the value of every option of train_ppo_ray, those that were given). What stands before the program's name is left
-    out. Raises ConfigError for unknown ones, with the nearest.
-    """
-    argv = list(argv)
-    named = [
-        i
-        for i, word in enumerate(argv)
-        if word.rpartition(".")[2].removesuffix(".py") == CONVERTED or word.endswith(f"{CONVERTED}.py")
-    ]
-    argv = argv[named[-1] + 1 :] if named else argv
-    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    known = {option.name: option for option in options()[CONVERTED]}
-    for option in known.values():
-        _add(parser, option)
-    given, unknown = parser.parse_known_args(argv)
-    if unknown:
-        wrong = unknown[0].lstrip("-").partition("=")[0]
-        raise ConfigError(f"from-openrlhf: {CONVERTED} has no option {unknown[0]}.{_nearest(wrong, list(known))}")
-    values = {name: option.default for name, option in known.items()}
-    return values | vars(given), set(vars(given))
-
-
-def _add(parser: argparse.ArgumentParser, option: Option) -> None:
-    if option.kind == "flag":
-        parser.add_argument(f"--{option.name}", dest=option.name, action="store_true")
-    else:
-        many = "+" if option.kind in ("floats", "strs") else None
-        parser.add_argument(f"--{option.name}", dest=option.name, type=READ[option.kind], nargs=many)
-
-
-def _nearest(wrong: str, known: list[str]) -> str:
-    """Names that are near, or that end alike."""
-    same_end = [name for name in known if name.rpartition(".")[2] == wrong.rpartition(".")[2]]
-    return f" Did you mean {' or '.join(same_end[:3])}?" if same_end else suggest(wrong, known)
-
-
 def convert(argv: Sequence[str]) -> Converted:
     """Raises ConfigError for what is unknown, and for what cannot be here, with the reason."""
     theirs, given = parse(argv)
     out = Converted()
-    for part in (_data, _models, _optimizers, _rewards, _rollouts, _updates, _algorithm, _evaluation, _folder):
+    for part in (_data, _models, _optimizers, _rewards, _rollouts, _updates, _algorithm, _evaluation, _folder, sharing):
         out.values |= {name: value for name, value in part(theirs, out.notes).items() if value is not None}
     reasons = {option.name: option.reason for option in options()[CONVERTED]}
     out.notes += [f"{name}: {reasons[name]}" for name in sorted(given) if reasons[name] is not None]
@@ -120,6 +78,8 @@ def _data(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
     pictures = theirs["data.max_images_per_prompt"] > 0
     probs = theirs["data.prompt_probs"]
     rows = theirs["data.max_samples"]
+    if not theirs["data.prompt_dataset"]:
+        notes.append("data.prompt_dataset is not given: say what to train on with data.path")
     return {
         "data.path": _listed(theirs["data.prompt_dataset"]),
         "data.probs": [float(word) for word in probs.split(",")] if probs else None,
@@ -142,6 +102,8 @@ def _models(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
         raise ConfigError(
             "from-openrlhf: ds.param_dtype fp16: there is no float16 training here; bfloat16 is model.dtype."
         )
+    if not theirs["actor.model_name_or_path"]:
+        notes.append("actor.model_name_or_path is not given: name the model with model.path")
     rank = theirs["ds.lora.rank"]
     targets = theirs["ds.lora.target_modules"]
     parallel = theirs["vllm.tensor_parallel_size"]
@@ -312,18 +274,21 @@ def _evaluation(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
         "eval.temperature": theirs["eval.temperature"],
         "eval.n": theirs["eval.n_samples_per_prompt"],
         "eval.greedy": False,
-        "ckpt.best_by": _best(theirs["ckpt.best_metric_key"], notes),
+        "ckpt.best_by": _best(theirs, notes),
     }
 
 
-def _best(key: str | None, notes: list[str]) -> str | None:
-    if not key:
-        return "eval/pass@1"
+def _best(theirs: Theirs, notes: list[str]) -> str | None:
+    key, n = theirs["ckpt.best_metric_key"] or "pass1", theirs["eval.n_samples_per_prompt"]
+    if key == "none":
+        return "none"
     passed = re.search(r"pass@?(\d+)$", key)
-    if key != "none" and passed is None:
-        notes.append(f"ckpt.best_metric_key {key}: say which metric here with ckpt.best_by, as in eval/reward/mean")
-        return None
-    return "none" if passed is None else f"eval/pass@{passed[1]}"
+    if passed is not None and int(passed[1]) in (1, n):
+        return f"eval/pass@{passed[1]}"
+    notes.append(
+        f"ckpt.best_metric_key {key}: say which metric here with ckpt.best_by, as in eval/reward/mean or eval/pass@{n}"
+    )
+    return None
 
 
 def _folder(theirs: Theirs, notes: list[str]) -> dict[str, Any]:

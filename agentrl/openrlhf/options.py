@@ -11,6 +11,16 @@ CONVERTED = "train_ppo_ray"
 """The program whose command lines are converted."""
 READ = {"int": int, "float": float, "str": str, "floats": float, "strs": str}
 
+CHOICES = {
+    "algo.advantage.estimator": ("gae", "reinforce", "rloo", "reinforce_baseline", "group_norm", "dr_grpo"),
+    "algo.advantage.is_correction_type": ("tis", "icepop", "seq-mask-tis"),
+    "algo.kl.estimator": ("k1", "k2", "k3"),
+    "actor.policy_loss_type": ("ppo", "gspo"),
+    "actor.optim": ("adam", "muon"),
+    "ds.param_dtype": ("bf16", "fp16"),
+}
+"""Of the options of train_ppo_ray that are converted by their value, the values there are."""
+
 
 @dataclass(frozen=True)
 class Option:

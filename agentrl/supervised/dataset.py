@@ -21,6 +21,7 @@ from .trajectories import is_recorded, recorded_examples
 
 log = logging.getLogger(__name__)
 EMPTY, TOO_LONG, UNREADABLE = "nothing to train", "longer than train.max_len", "unreadable"
+ALIKE = "chosen and rejected are the same"
 Told = Callable[[float], None]
 
 
@@ -124,6 +125,8 @@ class _Maker:
 
     def _pair(self, task: Task, section: PairsSection, folder: Path) -> Item:
         chosen, rejected = (self._side(messages, task.tools) for messages in pair(task, section, folder))
+        if (chosen.token_ids, chosen.images) == (rejected.token_ids, rejected.images):
+            raise LeftOutError(ALIKE)
         margin = margin_of(task.row, section.margin_key)
         scored = isinstance(self._config, RmConfig)
         rows = [

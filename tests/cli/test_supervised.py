@@ -41,6 +41,7 @@ PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
         (["dpo", "--data.path", "pairs.jsonl", "--ref.path", "/no"], "--ref.path /no"),
         (["rm", "--data.path", "pairs.jsonl", "--lora.alpha", "3"], "--lora.alpha is not used without --lora.rank"),
         (["rm", "--data.path", "pairs.jsonl", "--dpo.beta", "1"], "--dpo.beta"),
+        (["rm", "--data.path", "pairs.jsonl", "--ckpt.best-by", "eval/loss"], "the lowest loss makes the best"),
         (["rm", "--data.path", "pairs.jsonl", "--run.resume", "latest"], "--resume needs --run.name"),
         (["rm", "--data.path", "pairs.jsonl", "--parallel.ranks", "64"], "--parallel.ranks 64 is more than"),
     ],

@@ -116,6 +116,30 @@ def test_options_that_are_used_pass() -> None:
     check(algo={"overlong": {"buffer": 10, "mask": True}}, penalizes=True)
 
 
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ("eval/pass@4", r"measured for 1 and --eval.n 1. Did you mean .*eval/pass@1.* Measured: eval/reward/mean"),
+        ("eval/scor/mean", "Did you mean eval/score/mean"),
+        ("xyz", "Measured: eval/reward/mean, eval/score/mean, eval/pass@1, eval/greedy/reward/mean"),
+        ("eval/other/score/mean", "no evaluation of this run measures it"),
+    ],
+)
+def test_the_best_checkpoint_is_so_by_a_metric_that_is_measured(wanted: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check(ckpt={"best_by": wanted})
+
+
+def test_metrics_that_make_the_best_checkpoint() -> None:
+    check(ckpt={"best_by": "eval/pass@4"}, eval={"n": 4})
+    check(ckpt={"best_by": "eval/greedy/pass@1"})
+    check(ckpt={"best_by": "none"})
+    sets = {"path": "a.jsonl", "test_path": ["easy.jsonl", "hard.jsonl"]}
+    check(ckpt={"best_by": "eval/hard/score/mean"}, env={}, data=sets, reward={"name": ["r.py:f"]})
+    with pytest.raises(ConfigError, match=r"best-by is not used without --data.test-path"):
+        check(ckpt={"best_by": "eval/score/mean"}, env={}, data={"path": "a"}, reward={"name": ["r.py:f"]})
+
+
 def test_a_critic_has_options_and_leaves_steps_for_the_policy() -> None:
     critic = {"path": "c", "value_clip": 0.1, "warmup_steps": 2}
     check(values=True, critic=critic, algo={"lam": 0.9, "bootstrap_truncated": True}, train={"steps": 3})

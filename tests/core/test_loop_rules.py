@@ -13,6 +13,7 @@ import pytest
 
 from agentrl import GenerationRequest, Limits, Reply, Task
 from agentrl.config import Config
+from agentrl.config.best_metric import measured
 from agentrl.config.plan import draws_in_all, make_plan
 from agentrl.evaluation import Evaluator
 from agentrl.rollout.episode import failed
@@ -177,6 +178,33 @@ async def test_several_evaluation_sets_are_reported_each(tmp_path: Path) -> None
     assert found["eval/pass@2"] == 0.5 and found["eval/score/mean"] == 0.5 and found["eval/episodes"] == 12
     assert found["eval/easy/pass@2"] == 1.0 and found["eval/hard/pass@2"] == 0.0
     assert found["eval/easy/episodes"] == found["eval/hard/episodes"] == 6
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"env": {"name": "a"}},
+        {"env": {"name": ["a", "pkg:b"]}, "eval": {"n": 4}},
+        {"data": {"path": "x", "test_path": ["p/easy.jsonl", "hard.jsonl"]}, "eval": {"n": 2, "greedy": False}},
+        {"data": {"path": "x", "test_path": ["e.jsonl", "q/e.jsonl"]}, "eval": {"temperature": 0.0}},
+    ],
+)
+async def test_what_may_make_the_best_checkpoint_is_what_an_evaluation_measures(sections: dict[str, Any]) -> None:
+    config = Config.model_validate(sections)
+    names = [f"{label}/" for label in config.data.test_labels] or [""]
+    held_out = [Task(f"{name}row-{i}", name) for name in names for i in range(2)]
+    envs = iter([*config.env.labels.values(), ""] * 100)
+
+    class Graded:
+        async def play(self, order: Any) -> Any:
+            result = replace(failed(order, ValueError("x")), error=None, total_reward=1.0, score=1.0)
+            return replace(result, env=next(envs))
+
+    found = await Evaluator(config, Graded(), held_out, Limits()).run()  # type: ignore[arg-type]
+    counts = {key for key in found if key.endswith(("/episodes", "/excluded"))}
+    listed = {f"eval/{name}" for name in measured(config)}
+    assert found.keys() - counts <= listed
+    assert all(name in found for name in listed if "/env/" not in name)
 
 
 def test_passes_over_the_tasks() -> None:

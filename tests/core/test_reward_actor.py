@@ -59,7 +59,17 @@ async def test_a_folder_is_a_reward_normalised_and_read_at_the_end_of_the_turn(f
     with pytest.raises(EnvError, match="reads text"):
         await reward(prompt=PROMPT, completion="2", images=("picture",))
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    with pytest.raises(ConfigError, match="name the file and what it defines"):
+    with pytest.raises(ConfigError, match=r"is no reward model: its config names no"):
+        make_reward(str(tmp_path), None)
+
+
+def test_what_is_neither_a_model_nor_a_function_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"--reward {tmp_path}: .* no config.json, so it is no reward model"):
+        make_reward(str(tmp_path), None)
+    with pytest.raises(ConfigError, match=r"--reward nowhere: there is no such folder .*path/to/file.py:name"):
+        make_reward("nowhere", None)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot read"):
         make_reward(str(tmp_path), None)
 
 

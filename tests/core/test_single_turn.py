@@ -31,6 +31,8 @@ from agentrl import (
     Trajectory,
     run_episode,
 )
+from agentrl.assemble import make_executor
+from agentrl.config import Config
 from agentrl.env_loop import EnvLoops
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -194,8 +196,29 @@ async def test_several_rewards_are_weighted(chat: Renderer) -> None:
     assert (await judged(chat, [lambda: 1.0, lambda: None], weights=(1.0, 0.0))).total_reward == 1.0
 
 
+async def test_errors_call_a_function_as_the_command_line_does(chat: Renderer, tmp_path: Path) -> None:
+    file = tmp_path / "rec.py"
+    file.write_text(
+        "def wants(promt): ...\ndef says():\n    return {'x': 1}\ndef fails():\n    raise ValueError('boom')\n"
+    )
+
+    def named(*functions: str) -> SingleTurnExecutor:
+        specs = [f"{file}:{function}" for function in functions]
+        config = Config.model_validate({"reward": {"name": specs}, "data": {"path": "x"}})
+        executor = make_executor(config)
+        assert isinstance(executor, SingleTurnExecutor)
+        return executor
+
+    with pytest.raises(ConfigError, match=rf"--reward {file}:wants wants a parameter 'promt'"):
+        named("fails", "wants")
+    said = await judged(chat, None, executor=named("says"))
+    assert f"reward {file}:says: a reward's dict must have 'reward'" in str(said.error)
+    failed = await judged(chat, None, executor=named("fails"))
+    assert f"reward {file}:fails raised ValueError" in str(failed.error)
+
+
 def test_wrong_rewards_are_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="wants 'answer'"):
+    with pytest.raises(ConfigError, match="wants a parameter 'answer'"):
         SingleTurnExecutor(lambda answer: 1.0)
     with pytest.raises(ConfigError, match="2 weights for 1 rewards"):
         SingleTurnExecutor(lambda: 1.0, (1.0, 2.0))

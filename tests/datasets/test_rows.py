@@ -150,6 +150,18 @@ def test_pairs_of_surrogates_are_text(lines: Callable[..., str]) -> None:
     assert tasks[0].prompt == "\N{BALLOON}"
 
 
+@pytest.mark.parametrize("path", ["nofile", "some/nofile", "nofile@part"])
+def test_what_the_hub_does_not_give_is_no_file_either(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*args: Any, **options: Any) -> None:
+        raise ConnectionError("Couldn't reach it")
+
+    for name in ("load_dataset", "get_dataset_config_names"):
+        monkeypatch.setattr(f"datasets.{name}", offline)
+    said = f"--data.path {path}: no such file or folder here, and the hub does not give it: Couldn't reach it"
+    with pytest.raises(DataError, match=said):
+        load_tasks(DataSection(path=path), evaluation=False)
+
+
 @pytest.mark.slow
 def test_the_hub(tmp_path: Path) -> None:
     """A dataset with two configurations, by its id, from a server that answers the hub's routes."""

@@ -12,8 +12,17 @@ import pytest
 from agentrl import ConfigError
 from agentrl.config import Config
 from agentrl.config.checks import check_engine
+from agentrl.config.load import option_names
 from agentrl.engines.vllm_names import check_vllm_names, engine_argument_names, tool_parser_names
-from agentrl.engines.vllm_options import VLLMOptions, engine_arguments, environment, parallel_sizes, parse_engine_args
+from agentrl.engines.vllm_options import (
+    OWN_ARGUMENTS,
+    TUNED,
+    VLLMOptions,
+    engine_arguments,
+    environment,
+    parallel_sizes,
+    parse_engine_args,
+)
 
 
 def check(args: list[str], **model: Any) -> None:
@@ -37,6 +46,19 @@ def test_what_vllm_knows_passes() -> None:
 def test_another_name_is_refused_with_the_nearest(args: list[str], model: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check(args, **model)
+
+
+def test_what_agentrl_sets_is_refused_with_the_flag_that_there_is() -> None:
+    """Whatever is handed to vLLM is either refused or tuned; a flag that is named exists."""
+    passed = {name for device in ("cpu", "gpu") for name in engine_arguments(VLLMOptions("m", device=device))}
+    assert passed <= OWN_ARGUMENTS.keys() | set(TUNED) and not OWN_ARGUMENTS.keys() & set(TUNED)
+    assert set(TUNED) | OWN_ARGUMENTS.keys() <= set(engine_argument_names())
+    flags = {f"--{name.replace('_', '-')}" for name in option_names(Config)} | {"--debug", "--model"}
+    for name, why in OWN_ARGUMENTS.items():
+        with pytest.raises(ConfigError, match=f"--engine.args {name}: "):
+            check([f"{name.replace('_', '-')}=1"])
+        assert {word.strip(",;") for word in why.split() if word.startswith("--")} <= flags, name
+    check([f"{name}=1" for name in TUNED])
 
 
 def test_they_are_for_vllm_alone() -> None:

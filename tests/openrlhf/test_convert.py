@@ -17,8 +17,10 @@ from agentrl.cli.train import algorithm_facts
 from agentrl.config import Config
 from agentrl.config.checks import check_training
 from agentrl.config.load import option_names
-from agentrl.openrlhf.convert import convert, parse
-from agentrl.openrlhf.options import CONVERTED, options, table
+from agentrl.openrlhf.command_line import parse
+from agentrl.openrlhf.convert import convert
+from agentrl.openrlhf.older import RENAMED, newer
+from agentrl.openrlhf.options import CHOICES, CONVERTED, options, table
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "from-openrlhf.md"
@@ -43,12 +45,13 @@ def test_every_option_that_has_one_here_names_it() -> None:
     for option in options()[CONVERTED]:
         named = [word.strip(",:;") for word in option.ours.split() if word.strip(",:;") in known]
         assert option.reason is not None or named, option
-        values, given = parse([*NAMED, f"--{option.name}", *flags[option.kind]])
+        values, given = parse([*NAMED, f"--{option.name}", *(CHOICES.get(option.name, ())[-1:] or flags[option.kind])])
         assert (option.name in given and values[option.name] != option.default) or option.kind == "int"
     for option in options()["train_sft, train_rm, train_dpo"]:
         assert option.reason is not None or "." in option.ours.split()[0], option
 
 
+ONE_GPU = "--actor.num_gpus_per_node 1"
 LINES: list[tuple[str, dict[str, Any]]] = [
     ("", {"algo.name": "gae", "critic.lr": 9e-6, "algo.kl.coef": 0.01, "train.updates_per_batch": 8}),
     ("--data.apply_chat_template --data.prompt_dataset d.jsonl,e.jsonl --data.prompt_probs 1,2", {"model.chat_template": "auto", "data.probs": [1.0, 2.0]}),
@@ -67,10 +70,15 @@ LINES: list[tuple[str, dict[str, Any]]] = [
     ("--train.enable_ema", {"optim.ema": 0.992}),
     ("--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj", {"lora.rank": 8, "lora.alpha": 16, "lora.targets": ["q_proj", "v_proj"]}),
     ("--eval.dataset e.jsonl --eval.steps 5 --ckpt.best_metric_key eval_gsm8k_pass4", {"eval.n": 4, "ckpt.best_by": "eval/pass@4", "data.test_path": ["e.jsonl"]}),
+    ("--eval.dataset e.jsonl --eval.steps 5 --ckpt.best_metric_key eval_pass2", {"eval.n": 4, "ckpt.best_by": None}),
     ("--logger.wandb.key SECRET --logger.wandb.org us --logger.tensorboard_dir tb", {"log.wandb": True, "log.wandb_entity": "us", "log.tensorboard": True}),
     ("--vllm.tensor_parallel_size 2 --vllm.enforce_eager", {"engine.gpus": 2.0}),
     ("--actor.policy_loss_type gspo --actor.lr_scheduler constant", {"algo.level": "sequence", "optim.schedule": "constant"}),
     ("--reward.model_name_or_path rm --critic.freezing_steps 1", {"reward.name": ["reward.py", "rm"], "critic.path": "rm"}),
+    (f"--train.colocate_all {ONE_GPU}", {"engine.colocated": True, "ref.offload": True}),
+    (f"--train.colocate_all --vllm.enable_sleep --ds.enable_sleep --algo.kl.init_coef 0 {ONE_GPU}", {"engine.colocated": True, "ref.offload": False}),
+    (f"--vllm.enable_sleep {ONE_GPU}", {"engine.colocated": False}),
+    ("--train.colocate_all --vllm.num_engines 2", {"engine.colocated": False}),
     ("--train.agent_func_path agent.py", {"agent.name": ["agent.py"], "reward.name": []}),
 ]  # fmt: skip
 
@@ -95,8 +103,22 @@ def test_a_command_line_is_a_configuration_that_the_checks_take(line: str, expec
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--n_samples_per_prompt 4", r"Did you mean rollout.n_samples_per_prompt or eval.n_samples_per_prompt\?"),
+        ("--n_samples_per_prompt 4", r"--n_samples_per_prompt is --rollout.n_samples_per_prompt"),
         ("--actor.model_name m", r"Did you mean actor.model_name_or_path"),
+        (
+            "--rewards.n_samples_per_prompt 4",
+            r"Did you mean rollout.n_samples_per_prompt or eval.n_samples_per_prompt\?",
+        ),
+        ("--algo.advantage.estimator foo", "estimator: invalid choice: 'foo' .*gae.*reinforce.*rloo.*group_norm"),
+        ("--algo.advantage.is_correction_type x", "invalid choice: 'x' .*seq-mask-tis"),
+        (
+            "--pretrain m --prompt_data d --zero_stage 2",
+            "older OpenRLHF; in its version 0.11 --pretrain is --actor.model_name_or_path, --prompt_data is --data.prompt_dataset, --zero_stage is --ds.zero_stage",
+        ),
+        (
+            "--vllm_num_engines=1 --wandb_org=x",
+            "--vllm_num_engines is --vllm.num_engines, --wandb_org is --logger.wandb.org",
+        ),
         ("--rollout.top_p 0.9", "samples from the whole distribution"),
         ("--ds.param_dtype fp16", "no float16 training"),
         ("--actor.lr_scheduler polynomial", "it is one of cosine_with_min_lr, cosine, linear"),
@@ -107,6 +129,95 @@ def test_a_command_line_is_a_configuration_that_the_checks_take(line: str, expec
 def test_what_cannot_be_is_refused_with_the_reason(line: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         convert([*NAMED, *line.split()])
+
+
+PLAIN = ["--algo.kl.init_coef", "0", *NAMED]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "python3 -m openrlhf.cli.train_ppo_ray",
+        "ray job submit --address=http://127.0.0.1:8265 --no-wait --runtime-env-json={} -- python3 -m openrlhf.cli.train_ppo_ray",
+        "ray job submit -- python3 -u openrlhf/cli/train_ppo_ray.py",
+        "deepspeed --module openrlhf.cli.train_ppo_ray --",
+        "train_ppo_ray --logger.wandb.run_name train_ppo_ray",
+        "train_ppo_ray --logger.wandb.run_name train_sft",
+        "--train.agent_func_path serve_rm.py --logger.wandb.run_name train_sft",
+    ],
+)
+def test_what_stands_before_the_program_is_left_out(before: str) -> None:
+    found = convert([*before.split(), *PLAIN]).values
+    assert found["algo.kl.coef"] == 0 and found["model.path"] == "m"
+    assert found["data.path"] == convert(PLAIN).values["data.path"] == ["d.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path m", "train_sft is agentrl sft here"),
+        ("deepspeed --num_gpus 8 openrlhf/cli/train_dpo.py --x", "train_dpo is agentrl dpo here"),
+        ("python -m openrlhf.cli.train_rm", "train_rm is agentrl rm here"),
+        ("python -m openrlhf.cli.train_kto --x", "train_kto has no counterpart here"),
+        ("python -m openrlhf.cli.serve_rm --port 1", "serve_rm is agentrl serve reward here"),
+        ("train_kd --x", "train_kd has no counterpart here"),
+    ],
+)
+def test_another_program_is_named_with_its_counterpart(line: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        convert(line.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["python3 -m openrlhf.cli.train_ppo_ray --logger.wandb.key SECRET"],
+        ["python3 openrlhf/cli/train_ppo_ray.py --logger.wandb.key SECRET"],
+        ["bash", "-c", "python3 -m openrlhf.cli.train_ppo_ray --logger.wandb.key SECRET"],
+        ["--actor.model_name_or_path m --logger.wandb.key SECRET"],
+        ["--logger.wandb.kez=SECRET"],
+        ["--logger.wandb.key", "abc", "SECRET"],
+        ["SECRET"],
+        ["--use_wandb=SECRET"],
+    ],
+)
+def test_no_message_shows_what_may_be_a_key(words: list[str], agentrl: Callable[..., Any]) -> None:
+    said = agentrl("from-openrlhf", "--", *words)
+    assert said.code == 2 and "SECRET" not in said.out + said.err
+    assert any(" " in word for word in words) == ("leave out the quotes" in said.err)
+
+
+def test_older_names_lead_to_present_ones() -> None:
+    known = {option.name for option in options()[CONVERTED]}
+    assert set(RENAMED.values()) <= known and not RENAMED.keys() & known
+    assert newer("eval_temperature", known) == "eval.temperature" and newer("nonsense", known) is None
+    assert newer("lora_rank", known) == "ds.lora.rank" and newer("optim", known) is None
+
+
+def test_what_is_not_given_is_said(agentrl: Callable[..., Any]) -> None:
+    said = agentrl("from-openrlhf", "--", "--train.seed", "3")
+    assert said.code == 0 and "# actor.model_name_or_path is not given" in said.out
+    assert "# data.prompt_dataset is not given" in said.out and "# who gives rewards is not said" in said.out
+    nothing = agentrl("from-openrlhf", "--")
+    assert nothing.code == 2 and "usage: agentrl from-openrlhf" in nothing.err
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--vllm.num_engines 4", "here are 4 engines, 8 ranks, a critic. The run wants 12 GPUs: 4 for engines, 8 for the"),
+        (f"{ONE_GPU} --algo.advantage.estimator rloo --vllm.tensor_parallel_size 2", "here are engines on 2 GPUs each. The run wants 3"),
+        (f"{ONE_GPU} --algo.advantage.estimator rloo --train.async_enable", "here are train.max_staleness 1. The run wants 2"),
+        (f"{ONE_GPU} --algo.advantage.estimator rloo", "ref.offload keeps the reference in CPU memory"),
+    ],
+)  # fmt: skip
+def test_who_cannot_share_a_gpu_is_told_why(line: str, said: str) -> None:
+    """The notes on sharing name engine.colocated."""
+    notes = convert([*NAMED, "--train.colocate_all", "--ds.enable_sleep", *line.split()]).notes
+    found = [note for note in notes if said in note]
+    assert len(found) == 1 and found[0].startswith("train.colocate_all: ") and "engine.colocated" in found[0]
+    alone = convert([*NAMED, "--ds.enable_sleep"]).notes
+    assert any(note.startswith("ds.enable_sleep: it does nothing without train.colocate_all") for note in alone)
 
 
 def test_what_has_no_counterpart_is_a_comment(agentrl: Callable[..., Any]) -> None:

@@ -145,6 +145,20 @@ def test_pairs_that_are_too_long_or_say_nothing_are_left_out(load: Load) -> None
     assert len(examples) == 1 and examples.left_out == {"nothing to train": 1, "longer than train.max_len": 1}
 
 
+@pytest.mark.parametrize("kind", ["dpo", "rm"])
+def test_pairs_of_equal_answers_are_left_out(load: Load, kind: str) -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows = [
+        {"prompt": "q", "chosen": "a", "rejected": "b"},
+        {"prompt": "q", "chosen": "a", "rejected": "a"},
+        {"prompt": "q", "chosen": turns, "rejected": turns},
+    ]
+    examples = load(kind, rows)
+    assert len(examples) == 1 and examples.left_out == {"chosen and rejected are the same": 2}
+    with pytest.raises(DataError, match=r"no example is left to use \(2 chosen and rejected are the same\)"):
+        load(kind, rows[1:])
+
+
 def test_pictures_go_where_messages_leave_a_place_and_into_the_store(load: Load, tmp_path: Path) -> None:
     for color in ("red", "blue"):
         PILImage.new("RGB", (4, 4), color).save(tmp_path / f"{color}.png")
