@@ -78,11 +78,13 @@ def read_file(path: str, flag: str = "--config") -> dict[str, Any]:
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{flag} {path}: there is no such file.")
+    if file.suffix not in (".toml", ".yaml", ".yml"):
+        raise ConfigError(f"{flag} {path}: a configuration is a .toml, .yaml or .yml file.")
     try:
         text = file.read_text()
         loaded = yaml.safe_load(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{flag} {path} cannot be read: {error}") from error
+        raise ConfigError(f"{flag} {path} cannot be read: {' '.join(str(error).split())}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):

@@ -316,3 +316,18 @@ def test_what_a_resumed_supervised_run_may_change(kind: str, option: str, value:
 def test_a_resumed_dpo_run_keeps_its_reference() -> None:
     with pytest.raises(ConfigError, match=r"began with ref.path = None, and now it is 'b'"):
         check_resumed(DpoConfig.model_validate({"ref": {"path": "b"}}), DpoConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("c.json", "{}", r"a configuration is a \.toml, \.yaml or \.yml file"),
+        ("c.yaml", "run: [1,\n  2\nmodel: }", "cannot be read: while parsing"),
+        ("c.toml", "[run\n", "cannot be read: "),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_told_in_one_line(name: str, text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=said) as caught:
+        read_file(str(tmp_path / name))
+    assert "\n" not in str(caught.value)
