@@ -67,10 +67,13 @@ def reward_app(
         """OpenRLHF's form: a query is a prompt with its completion."""
         asked = await read_body(request, GetRewardRequest)
         prompts = asked.prompts or [""] * len(asked.query)
-        completions = [_completion(query, prompt) for query, prompt in zip(asked.query, prompts, strict=False)]
-        items = _items(prompts, completions, asked.labels)
-        spelled = [replace(item, query=query) for item, query in zip(items, asked.query, strict=True)]
-        found = await verdicts(spelled)
+        whole = _items(prompts, asked.query, asked.labels)
+        found = await verdicts(
+            [
+                replace(item, completion=_completion(item.completion, item.prompt), query=item.completion)
+                for item in whole
+            ]
+        )
         return json_response({"rewards": [v.reward for v in found], "scores": [_score(v) for v in found]})
 
     return app

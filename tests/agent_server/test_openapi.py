@@ -90,7 +90,13 @@ def _known(name: str, url: str) -> dict[str, str]:
 
 
 def _try(cases: Any, seen: set[int]) -> None:
-    few = settings(max_examples=EACH, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
+    few = settings(
+        max_examples=EACH,
+        deadline=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
 
     @few
     @given(case=cases)

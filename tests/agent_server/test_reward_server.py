@@ -66,6 +66,7 @@ async def test_openrlhf_form() -> None:
         status, reply = await post(http, "/get_reward", body)
         assert (status, reply) == (200, {"rewards": [1.0, 1.0], "scores": [0.5, 0.5]})
         assert (await post(http, "/get_reward", {"query": ["a"], "prompts": ["a", "b"]}))[0] == 422
+        assert (await post(http, "/get_reward", {"query": ["a", "b"], "prompts": ["a"]}))[0] == 422
 
 
 async def test_a_function_of_lists_is_given_completions_of_many_requests() -> None:
