@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,9 +25,9 @@ from .rollout.ledger import HeldRollouts
 from .training import TrainReport
 from .trajectory import Row
 from .weight_sync import WeightSync
+from .whole_step import WholeStep
 
 log = logging.getLogger(__name__)
-INTERRUPT_GRACE_S = 8.0
 ALWAYS = {"kl/ref": 0.0, "memory/gpu": 0.0}
 """What every record has, also of a run without a reference model, on a machine without a GPU."""
 
@@ -80,7 +79,7 @@ class Loop:
     steps: int | None
     state: RunState = field(default_factory=RunState)
     clock: StepClock = field(default_factory=StepClock)
-    _current: asyncio.Future[None] | None = None
+    _whole: WholeStep = field(default_factory=WholeStep)
 
     def __post_init__(self) -> None:
         self._enter("starting")
@@ -101,7 +100,7 @@ class Loop:
             if batch is None or not batch.groups:
                 self._out_of_data(batch)
                 break
-            await self._uninterrupted(self._train(batch))
+            await self._whole.run(self._train(batch))
             if self._due(self.config.eval.every):
                 self.evaluation.begin(self.step, self.sync.version)
             if self._due(self.config.ckpt.every):
@@ -143,33 +142,17 @@ class Loop:
             await self.dispatcher.drain()
         await self.sync.publish(self.sync.version + 1)
 
-    async def _uninterrupted(self, step: Coroutine[Any, Any, None]) -> None:
-        """A step once begun is finished, unless it takes longer than INTERRUPT_GRACE_S after an interrupt."""
-        self._current = asyncio.ensure_future(step)
-        try:
-            await asyncio.shield(self._current)
-        except asyncio.CancelledError:
-            await asyncio.wait([self._current], timeout=INTERRUPT_GRACE_S)
-            self._current.cancel()
-            raise
-
     # ------------------------------------------------------------------ where the run stands
 
     @property
     def resumable(self) -> bool:
         """Whether a checkpoint of this moment would be consistent: something was trained, and no step is half done."""
-        return self.step > 0 and not self._half_done
-
-    @property
-    def _half_done(self) -> bool:
-        """A step began and has not come to a good end."""
-        step = self._current
-        return step is not None and (not step.done() or step.cancelled() or step.exception() is not None)
+        return self.step > 0 and not self._whole.half_done
 
     @property
     def whole_steps(self) -> int:
         """Steps that came to a good end."""
-        return self.step - self._half_done
+        return self.step - self._whole.half_done
 
     async def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint: the engines serve the restored weights before the first rollout."""

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ..checkpoint import Checkpoints, RunState
 from ..config import SupervisedConfig
-from ..loop import INTERRUPT_GRACE_S, Reporter
+from ..loop import Reporter
 from ..report.run_folder import RunFolder
 from ..rollout.watchdog import within
 from ..training import TrainReport
+from ..whole_step import WholeStep
 from .examples import Examples, Item
 from .plan import SupervisedPlan
 
@@ -56,7 +56,7 @@ class SupervisedLoop:
     folder: RunFolder
     reporter: Reporter
     state: RunState = field(default_factory=RunState)
-    _current: asyncio.Future[None] | None = None
+    _whole: WholeStep = field(default_factory=WholeStep)
 
     def __post_init__(self) -> None:
         self.step = self.state.step
@@ -66,7 +66,7 @@ class SupervisedLoop:
         if self.step == 0:
             await self._evaluate()
         while self.step < self.plan.steps:
-            await self._uninterrupted(self._train())
+            await self._whole.run(self._train())
             if self._due(self.config.eval.every or self.plan.per_epoch) and self.step < self.plan.steps:
                 await self._evaluate()
             if self._due(self.config.ckpt.every) and self.step < self.plan.steps:
@@ -90,22 +90,10 @@ class SupervisedLoop:
         self.folder.add_metrics(record)
         self.reporter.step(record)
 
-    async def _uninterrupted(self, step: Coroutine[Any, Any, None]) -> None:
-        """An update once begun is finished, unless it takes longer than INTERRUPT_GRACE_S after an interrupt."""
-        self._current = asyncio.ensure_future(step)
-        try:
-            await asyncio.shield(self._current)
-        except asyncio.CancelledError:
-            await asyncio.wait([self._current], timeout=INTERRUPT_GRACE_S)
-            self._current.cancel()
-            raise
-
     @property
     def resumable(self) -> bool:
         """Whether a checkpoint of this moment would be consistent: something was trained, and no update is half made."""
-        update = self._current
-        whole = update is None or (update.done() and not update.cancelled() and update.exception() is None)
-        return self.step > 0 and whole
+        return self.step > 0 and not self._whole.half_done
 
     async def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint."""
