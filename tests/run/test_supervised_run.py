@@ -52,6 +52,12 @@ def finish(argv: list[str]) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> str:
+    """What the uninterrupted sft run said."""
+    return finish(command(folder, "sft", "whole", *PASSES))
+
+
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name / "metrics.jsonl").read_text().splitlines()]
 
@@ -69,14 +75,13 @@ def interrupted(argv: list[str], number: int, due: Callable[[], bool]) -> tuple[
     return process.returncode, said
 
 
-def test_a_killed_run_goes_on_to_what_the_whole_run_gives(folder: Path) -> None:
+def test_a_killed_run_goes_on_to_what_the_whole_run_gives(folder: Path, whole: str) -> None:
     from safetensors.torch import load_file
 
-    said = finish(command(folder, "sft", "whole", *PASSES))
     records = metrics(folder, "whole")
     assert [record["step"] for record in records] == list(range(31))
     evaluated = [record["step"] for record in records if "eval/loss" in record]
-    assert evaluated == [0, 6, 12, 18, 24, 30] and "held-out loss" in said
+    assert evaluated == [0, 6, 12, 18, 24, 30] and "held-out loss" in whole
     assert records[-1]["eval/loss"] < records[0]["eval/loss"] - 1
     latest = folder / "killed" / "checkpoints" / "latest"
     code, _ = interrupted(command(folder, "sft", "killed", *PASSES), signal.SIGKILL, latest.is_file)
@@ -91,7 +96,7 @@ def test_a_killed_run_goes_on_to_what_the_whole_run_gives(folder: Path) -> None:
     assert all((one[name] - other[name]).abs().max() < 1e-6 for name in one)
 
 
-def test_two_ranks_prefer_what_they_are_shown_and_an_interrupt_leaves_a_checkpoint(folder: Path) -> None:
+def test_two_ranks_prefer_what_they_are_shown_and_an_interrupt_leaves_a_checkpoint(folder: Path, whole: str) -> None:
     """DPO on what the sft run gave, sharded; its reference is computed once and serves the resumed run."""
     ranks = ["--parallel.ranks", "2", "--parallel.zero-stage", "2", "--train.batch", "8", "--optim.lr", "1e-3"]
     argv = command(folder, "dpo", "dpo", *ranks, "--train.epochs", "40", "--dpo.nll-coef", "0.1", model="whole/final")
