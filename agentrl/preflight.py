@@ -93,20 +93,19 @@ class Look:
 
 
 def look(config: Config) -> Look:
-    """Look at environments, data and servers. Raises ConfigError or DataError, one paragraph each."""
-    return asyncio.run(_look(config))
+    """Look at environments, data and servers. Raises ConfigError or DataError, one paragraph each.
 
-
-async def _look(config: Config) -> Look:
+    What takes long without waiting, as reading a dataset does, runs on no event loop: the first Ctrl-C ends it.
+    """
     check_vllm_names(config)
     make_executor(config)
-    await check_servers(config)
+    asyncio.run(check_servers(config))
     tasks: dict[str, Iterable[Task]] = {}
     found: dict[str, EnvFacts] = {}
     held_out = held_out_tasks(config) if config.eval.enable else {}
     for spec, name in config.env.labels.items() or (("", "data"),):
         first, tasks[name] = _peek(make_tasks(config, "train", spec), config, spec)
-        facts = await first_opening(config, first, spec)
+        facts = asyncio.run(first_opening(config, first, spec))
         found[name] = _with_most_images(facts, tasks[name], held_out.get(name, ()))
     return Look(config, tasks, held_out, found)
 
