@@ -240,7 +240,7 @@ def episode_limits(config: Config, env_turns: int | None) -> Limits:
         max_new_tokens=rollout.max_new_tokens,
         max_len=rollout.max_len,
         max_total_tokens=rollout.max_total_tokens,
-        call_timeout_s=rollout.call_timeout_s,
+        call_timeout_s=min(rollout.call_timeout_s, config.watchdog.fail_after),
         episode_timeout_s=rollout.episode_timeout_s,
     )
 

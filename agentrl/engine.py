@@ -44,6 +44,11 @@ class Limits:
     def total_tokens(self) -> int:
         return self.max_turns * self.max_new_tokens if self.max_total_tokens is None else self.max_total_tokens
 
+    @property
+    def longest_s(self) -> float:
+        """Seconds until an episode whose env does not let go of it has come to its end."""
+        return self.episode_timeout_s + self.call_timeout_s
+
 
 @dataclass(frozen=True)
 class Span:

@@ -75,9 +75,8 @@ class Dispatcher:
         """The next batch as soon as it can be closed; None when the data is used up.
 
         Raises what broke the dispatcher, RunStoppedError when too many episodes fail or no group passes the filter, and
-        InfrastructureError when no episode ends for watchdog.fail_after. A caller that is cancelled has taken no batch.
+        InfrastructureError when nothing happens for too long. A caller that is cancelled has taken no batch.
         """
-        watch = self.config.watchdog
         while True:
             self._changed.clear()
             if self._failure is not None:
@@ -89,9 +88,15 @@ class Dispatcher:
                 return batch
             if self.ledger.over:
                 return Batch([], self.ledger.take_dropped()) if self.ledger.dropped else None
-            await within(
-                self._changed.wait(), self._what_is_awaited, warn_after=watch.warn_after, fail_after=watch.fail_after
-            )
+            await self._awaited(self._changed)
+
+    async def _awaited(self, event: asyncio.Event) -> None:
+        """Episodes have bounds of their own, which come first: waiting for them is over watchdog.fail_after later."""
+        watch = self.config.watchdog
+        own = self.limits.longest_s + watch.warn_after if self._attempts else 0.0
+        await within(
+            event.wait(), self._what_is_awaited, warn_after=watch.warn_after, fail_after=own + watch.fail_after
+        )
 
     def settle(self, version: int) -> None:
         """The batch was trained (or skipped) and its weights are on every engine: its places are free."""
@@ -106,10 +111,7 @@ class Dispatcher:
         """
         self.ledger.draining = True
         self._admitting.clear()
-        watch = self.config.watchdog
-        await within(
-            self._quiet.wait(), self._what_is_awaited, warn_after=watch.warn_after, fail_after=watch.fail_after
-        )
+        await self._awaited(self._quiet)
 
     async def stop(self) -> None:
         """Cancel what runs, and start nothing any more; `abandon` then tells what was lost."""
@@ -194,6 +196,7 @@ class Dispatcher:
             return await play_once(self.player, order)
         finally:
             self._attempts -= 1
+            self._changed.set()
             if not self._attempts:
                 self._quiet.set()
 

@@ -79,7 +79,6 @@ class WorkerPool:
 
         index = min(range(len(self._workers)), key=lambda i: self._load[i])
         watch = self._spec.config.watchdog
-        bound = order.limits.episode_timeout_s + order.limits.call_timeout_s + watch.warn_after
         self._load[index] += 1
         worker = self._workers[index]
         try:
@@ -88,7 +87,7 @@ class WorkerPool:
                 _call(worker.play, order),
                 f"episode {order.rollout_id}",
                 warn_after=watch.warn_after,
-                fail_after=bound,
+                fail_after=order.limits.longest_s + watch.warn_after,
             )
         except RayActorError as error:
             self._replace(index, worker, "died")

@@ -30,7 +30,7 @@ async def within(
     try:
         done, _ = await asyncio.wait([task], timeout=min(warn_after, fail_after))
         if not done and fail_after > warn_after:
-            log.warning("waiting for %s for %.0f s", named(), warn_after)
+            log.warning("waiting for %.0f s for %s", warn_after, named())
             done, _ = await asyncio.wait([task], timeout=fail_after - warn_after)
         if not done:
             raise InfrastructureError(f"waited {fail_after:g} s for {named()}")

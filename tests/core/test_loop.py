@@ -114,6 +114,7 @@ def make_loop(
     script: Any = reply,
     more: dict[str, Any] | None = None,
     filter_groups: bool = False,
+    limits: dict[str, float] | None = None,
     **train: Any,
 ) -> tuple[Loop, Counting, ScriptedEngine]:
     state = RunState() if resume is None else read_state(resume)
@@ -134,11 +135,11 @@ def make_loop(
         version=state.version,
         held=None if resume is None else read_held(resume, state.next_draw, state.reissue),
     )
-    limits = Limits(max_turns=4, max_new_tokens=4, max_len=64)
+    bounds = Limits(max_turns=4, max_new_tokens=4, max_len=64, **limits or {})
     trainer = Counting()
     loop = Loop(
         config,
-        Dispatcher(config, player, TaskSource(tasks, seed=0, shuffle=False), limits, ledger),
+        Dispatcher(config, player, TaskSource(tasks, seed=0, shuffle=False), bounds, ledger),
         WeightSync(config, trainer, EngineFleet([engine]), state.version),
         BackgroundEvaluation(evaluator),
         Checkpoints(folder / "checkpoints", 2),
@@ -372,12 +373,28 @@ async def test_a_batch_may_take_longer_than_the_watch_as_long_as_episodes_end(tm
     assert len(trainer.batches) == 1
 
 
-async def test_nothing_that_ends_for_too_long_is_named(tmp_path: Path) -> None:
-    more = {"watchdog": {"warn_after": 0.1, "fail_after": 0.2}}
-    loop, _, _ = make_loop(tmp_path, tasks(2), script=lambda request: Reply(hang=True), more=more)
-    with pytest.raises(InfrastructureError, match=r"group 000000 \(0/3 episodes\)"):
+async def test_what_is_awaited_for_too_long_is_named(tmp_path: Path) -> None:
+    async def never(engine: int) -> None:
+        await asyncio.Event().wait()
+
+    loop, _, _ = make_loop(tmp_path, tasks(2), more={"watchdog": {"warn_after": 0.1, "fail_after": 0.2}})
+    loop.dispatcher._ready = never
+    with pytest.raises(InfrastructureError, match=r"group 000000 \(0/3 episodes\).*waits for engine 0"):
         await loop.run()
     await loop.dispatcher.stop()
+
+
+async def test_an_episode_that_hangs_costs_itself_however_short_the_watch(tmp_path: Path) -> None:
+    def script(request: GenerationRequest) -> Reply:
+        return Reply([3, 1], hang=request.episode_id == "000000-1")
+
+    limits = {"episode_timeout_s": 1.0, "call_timeout_s": 0.5}
+    more = {"watchdog": {"warn_after": 0.1, "fail_after": 0.2}}
+    loop, trainer, _ = make_loop(tmp_path, tasks(2), script=script, more=more, limits=limits, max_staleness=0)
+    await loop.run()
+    assert len(trainer.batches) == 1
+    failed = [record["rollout_id"] for record in records(tmp_path) if record["error"]]
+    assert failed == ["000000-1"]
 
 
 def test_the_newest_checkpoint_stays_beside_later_ones_of_a_run_that_was_gone_back_on(tmp_path: Path) -> None:
