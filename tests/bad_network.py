@@ -21,11 +21,35 @@ class BadNetwork:
         self.restarts = set(restarts)
         self.pieces = 0
         self.open: set[asyncio.StreamWriter] = set()
+        self.connections: set[asyncio.Task[None]] = set()
         self.luck = random.Random(seed)
         self.faults: Counter[str] = Counter()
         self.on = True
 
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def listen(self) -> str:
+        """The URL that it listens at until `close`."""
+        self.server = await asyncio.start_server(self._handle, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Nothing of it runs afterwards."""
+        self.server.close()
+        for connection in self.connections:
+            connection.cancel()
+        await asyncio.gather(*self.connections, return_exceptions=True)
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = asyncio.current_task()
+        assert connection is not None
+        self.connections.add(connection)
+        try:
+            await self._connect(reader, writer)
+        except asyncio.CancelledError:
+            pass  # asyncio's streams would print a handler that ends cancelled
+        finally:
+            self.connections.discard(connection)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there_in, there_out = await asyncio.open_connection("127.0.0.1", self.ports[0])
         except ConnectionError:
@@ -33,12 +57,15 @@ class BadNetwork:
         ways = [self._pump(reader, there_out, "request"), self._pump(there_in, writer, "answer")]
         pumps = [asyncio.ensure_future(way) for way in ways]
         self.open |= {writer, there_out}
-        await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-        self.open -= {writer, there_out}
-        for pump in pumps:
-            pump.cancel()
-        for stream in (writer, there_out):
-            stream.transport.abort()
+        try:
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.open -= {writer, there_out}
+            for pump in pumps:
+                pump.cancel()
+            for stream in (writer, there_out):
+                stream.transport.abort()
+            await asyncio.gather(*pumps, return_exceptions=True)
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, what: str) -> None:
         while True:
@@ -74,9 +101,11 @@ class BadNetwork:
 async def bad_network(url: str, seed: int) -> AsyncIterator[tuple[BadNetwork, str]]:
     """The network in front of the server at `url`, and the URL to reach it through."""
     network = BadNetwork([int(url.rpartition(":")[2])], seed)
-    server = await asyncio.start_server(network.handle, "127.0.0.1", 0)
-    yield network, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    server.close()
+    url = await network.listen()
+    try:
+        yield network, url
+    finally:
+        await network.close()
 
 
 @contextmanager
@@ -87,11 +116,13 @@ def restarting(urls: Sequence[str], restarts: Sequence[int]) -> Iterator[tuple[B
     network = BadNetwork([int(url.rpartition(":")[2]) for url in urls], seed=0, restarts=restarts)
     network.on = False
     loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(network.handle, "127.0.0.1", 0))
+    url = loop.run_until_complete(network.listen())
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     try:
-        yield network, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        yield network, url
     finally:
+        asyncio.run_coroutine_threadsafe(network.close(), loop).result(10)
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
+        loop.close()
