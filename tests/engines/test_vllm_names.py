@@ -1,4 +1,4 @@
-"""Names of vLLM's, known without importing it: what is not one of them is refused before anything starts."""
+"""Names and values of vLLM's, known without importing it: what it does not take is refused before anything starts."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from agentrl.engines.vllm_options import (
     parallel_sizes,
     parse_engine_args,
 )
+from agentrl.engines.vllm_values import engine_argument_takes
 
 
 def check(args: list[str], **model: Any) -> None:
@@ -59,6 +60,35 @@ def test_what_agentrl_sets_is_refused_with_the_flag_that_there_is() -> None:
             check([f"{name.replace('_', '-')}=1"])
         assert {word.strip(",;") for word in why.split() if word.startswith("--")} <= flags, name
     check([f"{name}=1" for name in TUNED])
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("max_num_batched_tokens=abc", "=abc: vLLM takes a whole number."),
+        ("max_num_batched_tokens=4k", "=4k: vLLM takes a whole number."),
+        ("gpu-memory-utilization=1.5", "gpu_memory_utilization=1.5: vLLM takes a number above 0 and at most 1."),
+        ("tensor_parallel_size=0", "takes a whole number at least 1"),
+        ("enforce_eager=False", "takes true or false"),
+        ("block_size=true", "takes a whole number"),
+        ("scheduling_policy=fcsf", r"takes one of fcfs, priority. Did you mean fcfs\?"),
+        ("max_lora_rank=7", "takes one of 1, 8, 16"),
+        ("runner=generator", "takes one of auto, generate, pooling, draft"),
+        ("revision=7", "takes a text .in quotes"),
+        ("mm_processor_kwargs=x", "takes a table"),
+    ],
+)
+def test_a_value_that_vllm_does_not_take_is_refused_with_what_it_takes(given: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        check([given])
+
+
+def test_values_that_vllm_takes_pass_and_what_cannot_be_seen_is_left_to_it() -> None:
+    check(['compilation_config={"level" = 0}', "attention_backend=whatever", "quantization=fp8", 'revision="7"'])
+    check(["gpu_memory_utilization=1", "max_lora_rank=16", "kv_cache_dtype=fp8", "cudagraph_capture_sizes=[1, 2]"])
+    check(["load_format=dummy", "enable_prefix_caching=false", "mm_processor_kwargs={a = 1}", "max_logprobs=-1"])
+    seen = [name for name in engine_argument_names() if engine_argument_takes(name) is not None]
+    assert len(seen) > 0.8 * len(engine_argument_names())
 
 
 def test_they_are_for_vllm_alone() -> None:
