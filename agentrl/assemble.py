@@ -143,18 +143,23 @@ class MixedExecutor(AgentExecutorBase):
 
 
 def _single_turn(config: Config) -> SingleTurnExecutor:
-    rewards = [make_reward(spec, config.env.token_file) for spec in config.reward.name]
-    return SingleTurnExecutor(rewards, config.reward.weights, config.reward.name)
+    reward = config.reward
+    rewards = [make_reward(spec, config.env.token_file, normalize=reward.normalize) for spec in reward.name]
+    if not reward.normalize and not any(is_reward_model(spec) for spec in reward.name):
+        raise ConfigError("--reward.no-normalize is not used without a --reward that is the folder of a reward model.")
+    return SingleTurnExecutor(rewards, reward.weights, reward.name)
 
 
-def make_reward(spec: str, token_file: str | None) -> Callable[..., Any]:
-    """The reward function of `path/to/file.py:function`, of a judge.toml, of a reward model's folder, or one that asks a reward server."""
+def make_reward(spec: str, token_file: str | None, *, normalize: bool = True) -> Callable[..., Any]:
+    """The reward function of `path/to/file.py:function`, of a judge.toml, of a reward model's folder (its scores normalised or
+    raw), or one that asks a reward server.
+    """
     if is_url(spec):
         return served_reward(spec, read_token(token_file, "--env.token-file"))
     if spec.endswith(".toml"):
         return judge_reward(spec)
     if is_reward_model(spec):
-        return model_reward(spec)
+        return model_reward(spec, normalize)
     if is_file(spec):
         return reward_function(spec)
     if ":" not in spec:

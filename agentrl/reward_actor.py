@@ -36,11 +36,11 @@ def is_reward_model(spec: str) -> bool:
     return True
 
 
-def model_reward(path: str) -> Callable[..., Awaitable[float]]:
-    """The reward function of a folder; its model is loaded when it is first asked. NaN = no verdict. Raises ConfigError for no
-    such folder.
+def model_reward(path: str, normalized: bool) -> Callable[..., Awaitable[float]]:
+    """The reward function of a folder; its model is loaded when it is first asked. NaN = no verdict. `normalized` as in
+    RewardModel. Raises ConfigError for no such folder.
     """
-    model = _Asked(resolve_model(path, "--reward"))
+    model = _Asked(resolve_model(path, "--reward"), normalized)
 
     async def scored(prompt: Any, completion: str, images: Sequence[Any]) -> float:
         messages: list[Message] = normalize(prompt if prompt is not None else "")
@@ -54,8 +54,8 @@ def model_reward(path: str) -> Callable[..., Awaitable[float]]:
 class _Asked:
     """The model behind a reward function: an actor that all rollout workers share, or without Ray a model of this process."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, normalized: bool) -> None:
+        self._path, self._normalized = path, normalized
         self._actor: Any = None
 
     async def ask(self, messages: list[Message], completion: str) -> float:
@@ -75,7 +75,7 @@ class _Asked:
 
     @cached_property
     def _here(self) -> RewardModelActor:
-        return RewardModelActor(self._path)
+        return RewardModelActor(self._path, normalized=self._normalized)
 
     def _shared_actor(self) -> Any:
         """The one process of this model in this run: whoever comes first starts it. On the CPU: GPUs are the engines'."""
@@ -85,13 +85,13 @@ class _Asked:
         actor = ray.remote(RewardModelActor).options(
             name=name, get_if_exists=True, num_cpus=0, max_concurrency=MAX_OPEN
         )
-        return actor.remote(self._path)
+        return actor.remote(self._path, normalized=self._normalized)
 
 
 class RewardModelActor:
     """A model in a process of its own; questions that come while it computes are answered together."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, normalized: bool = True) -> None:
         from .torchvision_ops import ensure_torchvision_imports
 
         ensure_torchvision_imports()
@@ -102,7 +102,9 @@ class RewardModelActor:
 
         torch.set_num_threads(1)
         template = "auto" if AutoTokenizer.from_pretrained(path).chat_template else "none"
-        self.model: Callable[..., list[float]] = RewardModel(path, chat_template=template, device="cpu")
+        self.model: Callable[..., list[float]] = RewardModel(
+            path, chat_template=template, device="cpu", normalized=normalized
+        )
         self._waiting: list[tuple[list[Message], str, asyncio.Future[float]]] = []
         self._worker: asyncio.Task[None] | None = None
 

@@ -51,13 +51,15 @@ class RewardModel:
     """Scores completions in batches, without gradient: a function of lists, as the reward server takes it.
 
     Scores are read at the last token of each sequence. One that is longer than the model was made for loses its beginning;
-    one that cannot be spelled has no verdict. Scores are normalised by the mean and deviation in config.json, where `agentrl rm`
-    wrote them.
+    one that cannot be spelled has no verdict. Where `normalized`, scores are normalised by the mean and deviation in
+    config.json, where `agentrl rm` (and OpenRLHF) wrote them; without them they stay as they are.
     """
 
     __name__ = "model"
 
-    def __init__(self, path_or_id: str, *, chat_template: str = "auto", device: str = "auto") -> None:
+    def __init__(
+        self, path_or_id: str, *, chat_template: str = "auto", device: str = "auto", normalized: bool = True
+    ) -> None:
         """Loads the model. Raises ConfigError for a folder without such a model."""
         folder = resolve_model(path_or_id)
         config = model_config(folder)
@@ -71,7 +73,8 @@ class RewardModel:
         if takes_images(config):
             raise ConfigError(f"--model {path_or_id}: reward models that read pictures are not served.")
         self.longest = max_positions(config)
-        self._mean, self._std = float(config.get("mean", 0.0)), float(config.get("std", 1.0)) or 1.0
+        kept = config if normalized else {}
+        self._mean, self._std = float(kept.get("mean", 0.0)), float(kept.get("std", 1.0)) or 1.0
         self.renderer = Renderer(
             load_processor(folder, False), chat_template=chat_template, stop_ids=generation_stop_ids(folder)
         )

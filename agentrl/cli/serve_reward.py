@@ -49,6 +49,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="CHOICE",
         help="auto (the tokenizer's own), none (prompt and completion joined as they are), or the path of a jinja file",
     )
+    parser.add_argument(
+        "--no-normalize",
+        action="store_true",
+        help="serve a model's scores as they are, and not less the mean and divided by the deviation in its config.json",
+    )
     parser.add_argument("--device", choices=DEVICES, help="where the model runs; auto takes a GPU if there is one")
     parser.add_argument("--timeout", type=float, default=60.0, help="longest call of the function or model, in seconds")
     parser.add_argument("--max-batch", type=int, default=64, help="completions judged at once")
@@ -57,9 +62,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _reward(options: argparse.Namespace) -> Callable[..., Any]:
     if options.fn is not None:
-        unused = {"--model.chat-template": options.chat_template, "--device": options.device}
+        unused = {
+            "--model.chat-template": options.chat_template,
+            "--device": options.device,
+            "--no-normalize": options.no_normalize,
+        }
         for flag, value in unused.items():
-            if value is not None:
+            if value:
                 raise ConfigError(f"{flag} is not used with --fn.")
         spec = f"{options.fn}:reward_func" if is_file(options.fn) else options.fn
         function: Callable[..., Any] = load_object(spec, load_file)
@@ -67,4 +76,9 @@ def _reward(options: argparse.Namespace) -> Callable[..., Any]:
     from ..reward_model import RewardModel
 
     out.print(f"loading {options.model}", markup=False)
-    return RewardModel(options.model, chat_template=options.chat_template or "auto", device=options.device or "auto")
+    return RewardModel(
+        options.model,
+        chat_template=options.chat_template or "auto",
+        device=options.device or "auto",
+        normalized=not options.no_normalize,
+    )

@@ -13,10 +13,18 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..registry import is_url, load_object, names, suggest
 from .best_metric import check_best_by
-from .check_data import check_data
+from .check_data import check_data, check_dataset
 from .config import Config
 from .how import AlgoSection, LoraSection
-from .supervised import DpoConfig, SftConfig, SupervisedConfig, TrainerConfig
+from .supervised import (
+    AnswersSection,
+    DpoConfig,
+    ExamplesSection,
+    PairsSection,
+    SftConfig,
+    SupervisedConfig,
+    TrainerConfig,
+)
 
 TRAINING_ENGINES = ("vllm", "scripted")
 
@@ -288,9 +296,10 @@ def check_supervised(config: SupervisedConfig) -> None:
     data, train = config.data, config.train
     if not data.path:
         raise ConfigError(f"agentrl {config.kind} learns from data: say which with --data.path FILE_OR_HUB_ID.")
-    for name in ("label_key", "template", "max_prompt_len"):
+    for name in ("label_key", "max_prompt_len"):
         if name in data.changed():
             raise ConfigError(f"--data.{name.replace('_', '-')} is not used by agentrl {config.kind}.")
+    check_dataset(data)
     if config.ckpt.best_by is not None:
         raise ConfigError(
             f"--ckpt.best-by is not used by agentrl {config.kind}: the lowest loss makes the best checkpoint."
@@ -311,6 +320,7 @@ def check_supervised(config: SupervisedConfig) -> None:
     if config.parallel.ranks > train.batch:
         raise ConfigError(f"--parallel.ranks {config.parallel.ranks} is more than --train.batch {train.batch}.")
     _check_kind(config)
+    _check_template(data)
     _check_optimizer(config)
     _check_adapters(config.lora)
     _check_sharding(config)
@@ -324,6 +334,7 @@ def _check_kind(config: SupervisedConfig) -> None:
             ("--data.answer-key", data.answer_key),
             ("--data.tools-key", data.tools_key),
             ("--data.image-key", data.image_key),
+            ("--data.template", data.template),
             ("--sft.turns", None if sft.turns == "all" else sft.turns),
         ):
             if sft.pretrain and given is not None:
@@ -335,12 +346,24 @@ def _check_kind(config: SupervisedConfig) -> None:
             raise ConfigError("--data.margin-key is not used by agentrl dpo: margins are for reward models.")
 
 
+def _check_template(data: ExamplesSection) -> None:
+    """It stands around a prompt of its own, which whole conversations do not have."""
+    if data.template is None:
+        return
+    if isinstance(data, AnswersSection) and data.answer_key is None:
+        raise ConfigError("--data.template is not used without --data.answer-key: it is for prompts with answers.")
+    if isinstance(data, PairsSection) and data.input_key == data.chosen_key:
+        raise ConfigError("--data.template is not used where --data.chosen-key holds whole conversations.")
+
+
 def check_sources(config: Config) -> None:
     """The options say what is played, and by whom it is judged."""
     if config.reward.weights and len(config.reward.weights) != len(config.reward.name):
         raise ConfigError(
             f"--reward.weights gives {len(config.reward.weights)} weights for {len(config.reward.name)} reward functions."
         )
+    if not config.reward.normalize and not config.reward.name:
+        raise ConfigError("--reward.no-normalize is not used without --reward.")
     if config.env.name and config.reward.name and not config.agent.name:
         raise ConfigError("--env brings its own reward: leave out --reward, or use --data.path with --reward alone.")
     _check_agent(config)

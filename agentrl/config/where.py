@@ -184,6 +184,9 @@ class RewardSection(Section):
     share the work); repeatable."""
     weights: list[float] = []
     """One weight for each reward function; all 1 when absent."""
+    normalize: bool = True
+    """Scores of a reward model in a folder: less the mean and divided by the deviation that its training left in its
+    config.json; or raw. (A reward server has `agentrl serve reward --no-normalize`.)"""
 
 
 class AgentSection(Section):

@@ -62,7 +62,7 @@ def _answer(row: Mapping[str, Any], key: str, section: DataSection, folder: Path
     if not isinstance(value, list) or not value:
         raise DataError(f"{key!r} is {repr(value)[:60]}, neither a text nor chat messages")
     images = None if role_of(value[0]) == "assistant" else section.image_key
-    column = section.model_copy(update={"input_key": key, "image_key": images, "tools_key": None})
+    column = section.model_copy(update={"input_key": key, "image_key": images, "tools_key": None, "template": None})
     return normalize(read_row(row, column, folder).prompt)
 
 

@@ -53,13 +53,14 @@ class Speller:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, last_only: bool = False
     ) -> Spelling:
         """The assistant's turns are trained, each with the token that ends it; of them the last alone, or not those with
-        `"weight": 0`. Raises DataError for a conversation that the template refuses.
+        `"weight": 0`. Raises DataError for a conversation that the template refuses, and for another weight.
         """
         messages = [as_message(message) for message in messages]
         images = message_images(messages)
         self._renderer.expander.check(images)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        wanted = {i for i in (turns[-1:] if last_only else turns) if messages[i].get("weight", 1)}
+        weights = [_weight(message, i) for i, message in enumerate(messages)]
+        wanted = {i for i in (turns[-1:] if last_only else turns) if weights[i]}
         messages = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
         pieces = self._literal(messages) if self._template.literal else self._rendered(messages, list(tools), turns)
         return self._joined([(ids, turn in wanted) for ids, turn in pieces], images)
@@ -200,6 +201,14 @@ class Speller:
         if trained:
             trained[0] = False
         return Spelling(tuple(ids), tuple(trained), tuple(slots), tuple(images)).cut(len(ids))
+
+
+def _weight(message: Message, turn: int) -> bool:
+    """Whether a message's own weight lets it be trained: 1 or true, which is the default, or 0 or false. Raises DataError."""
+    weight = message.get("weight", 1)
+    if not isinstance(weight, int | float) or weight not in (0, 1):
+        raise DataError(f"message {turn}: its weight is {repr(weight)[:60]}; it is 0 or 1, or false or true")
+    return bool(weight)
 
 
 def _shared(one: str, other: str) -> int:

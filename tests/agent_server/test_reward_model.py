@@ -16,6 +16,7 @@ import pytest
 from agentrl.agent_server.reward_app import reward_app
 
 from agentrl import ConfigError
+from agentrl.cli import serve_reward
 from agentrl.cli.main import run
 from agentrl.reward_model import RewardModel, spell
 
@@ -118,12 +119,30 @@ def test_what_is_no_reward_model_is_refused(folder: Path, tmp_path: Path) -> Non
         ["--model", "/nowhere", "--fn", "x.py:f"],
         [],
         ["--fn", "a:b", "--device", "cpu"],
+        ["--fn", "a:b", "--no-normalize"],
     ):
         try:
             code = run(["serve", "reward", *argv])
         except SystemExit as leaving:
             code = int(leaving.code or 0)
         assert code == 2
+
+
+async def test_scores_are_normalised_by_what_training_left_unless_the_command_says_not(
+    folder: Path, model: RewardModel, tmp_path: Path
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, "mean": 0.25, "std": 0.5}))
+    (raw,) = model([CHAT], ["7"], [""], [False])
+    asked = {"prompts": [CHAT], "completions": ["7"]}
+    for flags, wanted in (([], (raw - 0.25) / 0.5), (["--no-normalize"], raw)):
+        options = serve_reward._parser().parse_args(["--model", str(tmp_path), "--device", "cpu", *flags])
+        async with serving(serve_reward._reward(options)) as (_, http):
+            _, reply = await post(http, "/v1/reward", asked)
+            assert reply["rewards"] == pytest.approx([wanted], abs=1e-5)
 
 
 @pytest.mark.slow

@@ -24,6 +24,17 @@ PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
         (["sft", "--data.path", "no.jsonl"], "there is no such file"),
         (["sft", "--data.path", "chat.jsonl", "--data.label-key", "x"], "--data.label-key is not used by agentrl sft"),
         (["sft", "--data.path", "chat.jsonl", "--sft.pretrain", "--sft.turns", "last"], "--sft.turns is not used with"),
+        (["sft", "--data.path", "chat.jsonl", "--data.template", "Q: {}"], "--data.template is not used without"),
+        (
+            ["sft", "--data.path", "chat.jsonl", "--data.template", "Q:", "--data.answer-key", "a"],
+            "it must have {} once",
+        ),
+        (["sft", "--data.path", "chat.jsonl", "--data.probs", "1", "2"], "--data.probs gives 2 numbers for 1 datasets"),
+        (["sft", "--data.path", "weight.jsonl"], "row 0 of weight.jsonl: message 1: its weight is 0.5; it is 0 or 1"),
+        (
+            ["rm", "--data.path", "pairs.jsonl", "--data.template", "{}", "--data.input-key", "chosen"],
+            "--data.template is not used where --data.chosen-key holds",
+        ),
         (
             ["sft", "--data.path", "chat.jsonl", "--train.steps", "3", "--train.epochs", "2"],
             "--train.epochs is not used",
@@ -52,6 +63,8 @@ def test_what_cannot_be_is_said_in_one_paragraph(
 ) -> None:
     Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
     Path("pairs.jsonl").write_text(json.dumps(PAIR) + "\n")
+    half = [CHAT["messages"][0], {**CHAT["messages"][1], "weight": 0.5}]
+    Path("weight.jsonl").write_text(json.dumps({"messages": half}) + "\n")
     result = agentrl(*argv, "--model", models("tiny-text"), "--dry-run")
     assert result.code == 2 and said in result.err and "Traceback" not in result.err
     assert not Path("runs").exists()

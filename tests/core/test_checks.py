@@ -47,6 +47,7 @@ def test_the_defaults_pass() -> None:
         ({"parallel": {"ranks": 200}}, "parallel.ranks 200"),
         ({"train": {"micro_batch_tokens": 100}}, "micro-batch-tokens 100.*--rollout.max-len 4096"),
         ({"reward": {"name": ["r.py:f"]}}, "brings its own reward"),
+        ({"reward": {"normalize": False}}, "reward.no-normalize is not used without --reward"),
         ({"agent": {"bind": "127.0.0.1:8100"}}, "--agent.bind is not used"),
         ({"agent": {"name": ["a.py:run", "http://127.0.0.1:9000"]}}, "must all be URLs"),
         (

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from agentrl import ConfigError, EnvError
-from agentrl.assemble import make_reward
+from agentrl.assemble import make_executor, make_reward
+from agentrl.config import Config
 from agentrl.reward_actor import RewardModelActor
 
 PROMPT = [{"role": "system", "content": "s"}, {"role": "user", "content": "1+1=?"}]
@@ -55,12 +56,24 @@ async def test_a_folder_is_a_reward_normalised_and_read_at_the_end_of_the_turn(f
     reward = make_reward(str(folder), None)
     answers = ["2", "a longer answer", ""]
     scores = await asyncio.gather(*(reward(prompt=PROMPT, completion=answer, images=()) for answer in answers))
-    assert scores == pytest.approx([score_of(folder, answer) for answer in answers], abs=1e-4)
+    expected = [score_of(folder, answer) for answer in answers]
+    assert scores == pytest.approx(expected, abs=1e-4)
+    raw = make_reward(str(folder), None, normalize=False)
+    as_they_are = await asyncio.gather(*(raw(prompt=PROMPT, completion=answer, images=()) for answer in answers))
+    assert as_they_are == pytest.approx([0.5 * score + 2.0 for score in expected], abs=1e-4)
     with pytest.raises(EnvError, match="reads text"):
         await reward(prompt=PROMPT, completion="2", images=("picture",))
     (tmp_path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     with pytest.raises(ConfigError, match=r"is no reward model: its config names no"):
         make_reward(str(tmp_path), None)
+
+
+def test_raw_scores_are_asked_of_a_reward_model_alone() -> None:
+    config = Config.model_validate(
+        {"data": {"path": "d.jsonl"}, "reward": {"name": ["http://127.0.0.1:1"], "normalize": False}}
+    )
+    with pytest.raises(ConfigError, match=r"--reward.no-normalize is not used without a --reward that is the folder"):
+        make_executor(config)
 
 
 def test_what_is_neither_a_model_nor_a_function_is_said(tmp_path: Path) -> None:

@@ -71,6 +71,34 @@ def test_answers_that_are_numbers_are_their_text(load: Load, renderer: Renderer)
             load("sft", [{"p": "q", "a": answer}], data={"input_key": "p", "answer_key": "a"})
 
 
+@pytest.mark.parametrize("weight", ["0", 0.5, 2, -1, "yes", [1]])
+def test_a_weight_that_is_none_stops_with_its_row(load: Load, renderer: Renderer, weight: Any) -> None:
+    """Before any model loads: what says so reads data alone."""
+
+    def row(weights: tuple[Any, Any]) -> dict[str, Any]:
+        said = [{"role": "assistant", "content": f"a{i}", "weight": weight} for i, weight in enumerate(weights)]
+        return {"messages": [{"role": "user", "content": "q"}, said[0], {"role": "user", "content": "q"}, said[1]]}
+
+    good = [row(weights) for weights in ((0, 1), (False, True), (0.0, 1.0), (0, None))]
+    assert {said(renderer, item) for item in load("sft", good).items} == {"a1<|im_end|>"}
+    with pytest.raises(DataError, match=r"row 4 of .*rows.jsonl: message 3: its weight is .*; it is 0 or 1"):
+        load("sft", [*good, row((1, weight))])
+    assert len(load("sft", [*good, row((1, weight))], data={"on_error": "skip"})) == 4
+    side = row((1, weight))["messages"]
+    with pytest.raises(DataError, match=r"row 0 of .*its weight"):
+        load("dpo", [{"chosen": side, "rejected": good[0]["messages"]}], data={"input_key": "chosen"})
+
+
+def test_a_template_stands_around_prompts_that_are_strings(load: Load, renderer: Renderer) -> None:
+    data = {"template": "Q: {}!", "input_key": "p", "answer_key": "a"}
+    (row,) = load("sft", [{"p": "q", "a": "a"}], data=data).items
+    assert "Q: q!" in renderer.text(row.token_ids.tolist()) and said(renderer, row) == "a<|im_end|>"
+    answer = [{"role": "assistant", "content": "b"}]
+    pairs = load("rm", [{"prompt": "q", "chosen": "a", "rejected": answer}], data={"template": "Q: {}!"})
+    assert isinstance(pairs.items[0], Pair)
+    assert all(renderer.text(side.token_ids.tolist()).count("Q: q!") == 1 for side in pairs.items[0].rows)
+
+
 def test_rows_without_an_answer_are_skipped_wherever_they_stand(load: Load) -> None:
     rows = [{"p": "q"}, {"p": "q", "a": "a"}]
     data = {"input_key": "p", "answer_key": "a"}
