@@ -6,28 +6,38 @@ No message shows a word that is not where it belongs: it may be a key.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..errors import ConfigError
 from ..registry import suggest
 from .older import newer
-from .options import CHOICES, CONVERTED, READ, Option, options
+from .options import CHOICES, PROGRAMS, READ, RL, Option, options_of
 
-BY_HAND = "its options are converted by hand, with the second table in docs/from-openrlhf.md"
 COUNTERPARTS = {
-    "train_sft": f"is agentrl sft here: {BY_HAND}",
-    "train_rm": f"is agentrl rm here: {BY_HAND}",
-    "train_dpo": f"is agentrl dpo here: {BY_HAND}",
-    "serve_rm": "is agentrl serve reward here: docs/from-openrlhf.md says what its options are",
-    "lora_combiner": "is agentrl export here: docs/from-openrlhf.md says what its options are",
     "batch_inference": "is agentrl rollout here, which samples and scores replies",
     "interactive_chat": "has no counterpart here; agentrl serve policy serves a model to chat clients",
 }
-"""What the other programs are; those that are not listed have no counterpart."""
-MODULE = re.compile(r"openrlhf\.cli\.(\w+)")
-BARE = re.compile(rf"(?:.*/)?({CONVERTED}|{'|'.join(COUNTERPARTS)}|train_\w+)(?:\.py)?")
+"""What programs are that are not converted; those that are not listed have no counterpart."""
+MODULE = re.compile(r"openrlhf\.cli\.(\w+)|(?:.*/)?openrlhf/cli/(\w+)\.py")
+BARE = re.compile(rf"(?:.*/)?({'|'.join([*PROGRAMS, *COUNTERPARTS])}|train_\w+)(?:\.py)?")
+RANKS = re.compile(r"--(?:num_gpus|nproc_per_node|nproc-per-node)(?:=(\d+))?")
+"""What says to deepspeed or torchrun how many processes train."""
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """`values` = of every option of the program, `given` = the names of those that are in the line, `ranks` = the processes
+    that its launcher was told to start, None where it was not told.
+    """
+
+    program: str
+    values: Mapping[str, Any]
+    given: Collection[str]
+    ranks: int | None = None
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,44 +45,69 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"from-openrlhf: {message}.")
 
 
-def parse(argv: Sequence[str]) -> tuple[dict[str, Any], set[str]]:
-    """(the value of every option of train_ppo_ray, those that were given). What stands before the program's name is left
-    out: python, or a whole `ray job submit … --`. Raises ConfigError for another program, with its counterpart, and for
-    unknown options, with the nearest.
+def parse(argv: Sequence[str]) -> CommandLine:
+    """What stands before the program's name is left out: python, or a whole `ray job submit … --`. Raises ConfigError for a
+    program that is not converted, with its counterpart, and for unknown options, with the nearest.
     """
-    argv = _own_words(argv)
+    program, before, words = _split(argv)
+    program = program or _program_of(words)
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    known = {option.name: option for option in options()[CONVERTED]}
+    known = options_of(program)
     for option in known.values():
         _add(parser, option)
-    _check_older(argv, known)
-    given, unknown = parser.parse_known_args(argv)
+    _check_older(words, known)
+    given, unknown = parser.parse_known_args(words)
     if unknown:
-        raise ConfigError(f"from-openrlhf: {_stray(unknown[0], argv, list(known))}")
+        raise ConfigError(f"from-openrlhf: {_stray(unknown[0], words, program)}")
     values = {name: option.default for name, option in known.items()}
-    return values | vars(given), set(vars(given))
+    return CommandLine(program, values | vars(given), set(vars(given)), _ranks(before))
 
 
-def _own_words(argv: Sequence[str]) -> list[str]:
-    """The words after the program's name."""
+def _split(argv: Sequence[str]) -> tuple[str | None, Sequence[str], list[str]]:
+    """(the program's name if it is there, the words before it, those after it)."""
     for i, word in enumerate(argv):
         program = _program(word, argv[i - 1] if i else "")
-        if program == CONVERTED:
-            return [word for word in argv[i + 1 :] if word != "--"]
+        if program in PROGRAMS:
+            return program, argv[:i], [word for word in argv[i + 1 :] if word != "--"]
         if program is not None:
             said = COUNTERPARTS.get(program, "has no counterpart here")
-            raise ConfigError(f"from-openrlhf: {program} {said}. What is converted is {CONVERTED}.")
+            raise ConfigError(f"from-openrlhf: {program} {said}. What is converted is {', '.join(PROGRAMS)}.")
     if any(_is_command(word) for word in argv):
         raise ConfigError("from-openrlhf: the command is one quoted word; leave out the quotes around the whole.")
-    return list(argv)
+    return None, (), list(argv)
 
 
 def _program(word: str, before: str) -> str | None:
     """The program of OpenRLHF's that a word names, as a module or a file. What follows an option is that option's value."""
     found = MODULE.fullmatch(word)
-    if found is None and (not before.startswith("--") or before == "--"):
+    if found is None and (not before.startswith("--") or before == "--" or "=" in before):
         found = BARE.fullmatch(word)
-    return None if found is None else found[1]
+    return None if found is None else found[found.lastindex or 0]
+
+
+def _program_of(words: Sequence[str]) -> str:
+    """The program that has the most of the options: train_ppo_ray where it is one of those. Raises ConfigError where it is
+    not, and they are several.
+    """
+    names = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+    had = {program: len(names & options_of(program).keys()) for program in PROGRAMS}
+    most = [program for program in PROGRAMS if had[program] == max(had.values())]
+    if most[0] == RL or len(most) == 1:
+        return most[0]
+    shown = min(names & options_of(most[0]).keys())
+    raise ConfigError(
+        f"from-openrlhf: {', '.join(most)} have these options: put the program's name before them, as in "
+        f"agentrl from-openrlhf -- {most[0]} --{shown} …."
+    )
+
+
+def _ranks(before: Sequence[str]) -> int | None:
+    found = None
+    for word, following in itertools.pairwise([*before, ""]):
+        match = RANKS.fullmatch(word)
+        count = match and (match[1] or following)
+        found = int(count) if count and count.isdigit() and int(count) else found
+    return found
 
 
 def _is_command(word: str) -> bool:
@@ -96,7 +131,7 @@ def _add(parser: argparse.ArgumentParser, option: Option) -> None:
         )
 
 
-def _check_older(argv: Sequence[str], known: dict[str, Option]) -> None:
+def _check_older(argv: Sequence[str], known: Collection[str]) -> None:
     """Raises ConfigError with all the options that an older version named otherwise, and their present names."""
     names = dict.fromkeys(word[2:].partition("=")[0] for word in argv if word.startswith("--"))
     found = [f"--{name} is --{now}" for name in names if name not in known and (now := newer(name, known))]
@@ -106,14 +141,14 @@ def _check_older(argv: Sequence[str], known: dict[str, Option]) -> None:
         )
 
 
-def _stray(word: str, argv: Sequence[str], known: list[str]) -> str:
+def _stray(word: str, argv: Sequence[str], program: str) -> str:
     """What is wrong with a word that no option takes."""
     if word.startswith("-") and not any(character.isspace() for character in word):
         name = word.partition("=")[0]
-        return f"{CONVERTED} has no option {name}.{_nearest(name.lstrip('-'), known)}"
+        return f"{program} has no option {name}.{_nearest(name.lstrip('-'), list(options_of(program)))}"
     before = [other.partition("=")[0] for other in argv[: argv.index(word)] if other.startswith("--")]
     where = f"after {before[-1]} there is a word too many" if before else "the first word is no option"
-    return f"{where}. Give {CONVERTED} and its options, each a word of its own."
+    return f"{where}. Give {program} and its options, each a word of its own."
 
 
 def _nearest(wrong: str, known: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Names that the options of train_ppo_ray had before OpenRLHF 0.11, where each was one word with underscores."""
+"""Names that options had before OpenRLHF 0.11, where each was one word with underscores."""
 
 from __future__ import annotations
 
@@ -71,14 +71,33 @@ RENAMED = {
     "use_wandb": "logger.wandb.key",
     "use_tensorboard": "logger.tensorboard_dir",
 }
+RENAMED_SUPERVISED = {
+    "pretrain": "model.model_name_or_path",
+    "ref_pretrain": "ref.model_name_or_path",
+    "pretrain_mode": "model.pretrain_mode_enable",
+    "gradient_checkpointing": "model.gradient_checkpointing_enable",
+    "gradient_checkpointing_use_reentrant": "model.gradient_checkpointing_reentrant",
+    "loss": "model.loss_type",
+    "margin_loss": "model.margin_loss_enable",
+    "compute_fp32_loss": "model.compute_fp32_loss_enable",
+    "ipo": "model.ipo_enable",
+    "dataset": "data.dataset",
+    "learning_rate": "adam.lr",
+    "l2": "adam.weight_decay",
+    "micro_train_batch_size": "train.micro_batch_size",
+    "normalize_reward": "reward.normalize_enable",
+    "max_len": "data.max_len",
+}
+"""Of train_sft, train_rm, train_dpo and serve_rm, where they differ from the above or add to it."""
 
 
 def newer(name: str, known: Collection[str]) -> str | None:
     """The present name of an older option. One that only took on a section (zero_stage, vllm_num_engines, wandb_org) is
     recognised by that.
     """
-    if name in RENAMED or "." in name:
-        return RENAMED.get(name)
+    renamed = [now for table in (RENAMED, RENAMED_SUPERVISED) if (now := table.get(name)) in known]
+    if renamed or "." in name:
+        return renamed[0] if renamed else None
     same = [option for option in known if "." in option and _ends_so(option, name)]
     return same[0] if len(same) == 1 else None
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-CONVERTED = "train_ppo_ray"
-"""The program whose command lines are converted."""
+RL = "train_ppo_ray"
+"""The program that a command line without a program's name is of, unless its options say otherwise."""
+SUPERVISED = ("train_sft", "train_rm", "train_dpo")
+PROGRAMS = (RL, *SUPERVISED, "serve_rm", "lora_combiner")
+"""The programs whose command lines are converted."""
 READ = {"int": int, "float": float, "str": str, "floats": float, "strs": str}
 
 CHOICES = {
@@ -17,9 +21,10 @@ CHOICES = {
     "algo.kl.estimator": ("k1", "k2", "k3"),
     "actor.policy_loss_type": ("ppo", "gspo"),
     "actor.optim": ("adam", "muon"),
+    "optim": ("adam", "muon"),
     "ds.param_dtype": ("bf16", "fp16"),
 }
-"""Of the options of train_ppo_ray that are converted by their value, the values there are."""
+"""Of the options that are converted by their value, the values there are."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Option:
 
 @functools.cache
 def options() -> dict[str, tuple[Option, ...]]:
-    """The options of each program; those of train_sft, train_rm and train_dpo together."""
+    """Options by the programs that have them: those that several share stand once, under all their names."""
     found: dict[str, tuple[Option, ...]] = {}
     program = ""
     for line in resources.files(__package__).joinpath("options.txt").read_text(encoding="utf-8").splitlines():
@@ -50,6 +55,16 @@ def options() -> dict[str, tuple[Option, ...]]:
     return found
 
 
+def options_of(program: str) -> dict[str, Option]:
+    """All options of one program, by name."""
+    return {
+        option.name: option
+        for programs, some in options().items()
+        if program in programs.split(", ")
+        for option in some
+    }
+
+
 def _option(line: str) -> Option:
     name, kind, default, ours = (part.strip() for part in line.split("|"))
     return Option(name, kind, _default(kind, default), ours)
@@ -58,6 +73,8 @@ def _option(line: str) -> Option:
 def _default(kind: str, text: str) -> Any:
     if kind == "flag":
         return False
+    if text.startswith('"'):
+        return json.loads(text)
     values = [READ[kind](word) for word in text.split()]
     if kind in ("floats", "strs"):
         return values or None
@@ -67,7 +84,7 @@ def _default(kind: str, text: str) -> Any:
 def table() -> str:
     """The table of docs/from-openrlhf.md."""
     lines: list[str] = []
-    for program, known in options().items():
-        lines += ["", f"### {program}", "", "| option | here |", "|---|---|"]
+    for programs, known in options().items():
+        lines += ["", f"### {programs}", "", "| option | here |", "|---|---|"]
         lines += [f"| `{option.name}` | {option.ours.replace('none: ', '–: ', 1)} |" for option in known]
     return "\n".join(lines).strip() + "\n"

@@ -20,7 +20,7 @@ from agentrl.config.load import option_names
 from agentrl.openrlhf.command_line import parse
 from agentrl.openrlhf.convert import convert
 from agentrl.openrlhf.older import RENAMED, newer
-from agentrl.openrlhf.options import CHOICES, CONVERTED, options, table
+from agentrl.openrlhf.options import CHOICES, RL, options, options_of, table
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parents[1] / "docs" / "from-openrlhf.md"
@@ -42,13 +42,12 @@ def test_every_option_that_has_one_here_names_it() -> None:
     """The first word of what an option is here is one of our options, and the converter sets it."""
     known = set(option_names(Config))
     flags = {"flag": [], "int": ["2"], "float": ["0.25"], "str": ["x"], "floats": ["0.5", "2"], "strs": ["a", "b"]}
-    for option in options()[CONVERTED]:
+    for option in options()[RL]:
         named = [word.strip(",:;") for word in option.ours.split() if word.strip(",:;") in known]
         assert option.reason is not None or named, option
-        values, given = parse([*NAMED, f"--{option.name}", *(CHOICES.get(option.name, ())[-1:] or flags[option.kind])])
-        assert (option.name in given and values[option.name] != option.default) or option.kind == "int"
-    for option in options()["train_sft, train_rm, train_dpo"]:
-        assert option.reason is not None or "." in option.ours.split()[0], option
+        line = parse([*NAMED, f"--{option.name}", *(CHOICES.get(option.name, ())[-1:] or flags[option.kind])])
+        assert line.program == RL and line.ranks is None
+        assert (option.name in line.given and line.values[option.name] != option.default) or option.kind == "int"
 
 
 ONE_GPU = "--actor.num_gpus_per_node 1"
@@ -74,7 +73,8 @@ LINES: list[tuple[str, dict[str, Any]]] = [
     ("--logger.wandb.key SECRET --logger.wandb.org us --logger.tensorboard_dir tb", {"log.wandb": True, "log.wandb_entity": "us", "log.tensorboard": True}),
     ("--vllm.tensor_parallel_size 2 --vllm.enforce_eager", {"engine.gpus": 2.0}),
     ("--actor.policy_loss_type gspo --actor.lr_scheduler constant", {"algo.level": "sequence", "optim.schedule": "constant"}),
-    ("--reward.model_name_or_path rm --critic.freezing_steps 1", {"reward.name": ["reward.py", "rm"], "critic.path": "rm"}),
+    ("--reward.model_name_or_path rm --critic.freezing_steps 1", {"reward.name": ["reward.py", "rm"], "critic.path": "rm", "reward.normalize": False}),
+    ("--reward.model_name_or_path rm --reward.normalize_enable --critic.freezing_steps 1", {"reward.normalize": True}),
     (f"--train.colocate_all {ONE_GPU}", {"engine.colocated": True, "ref.offload": True}),
     (f"--train.colocate_all --vllm.enable_sleep --ds.enable_sleep --algo.kl.init_coef 0 {ONE_GPU}", {"engine.colocated": True, "ref.offload": False}),
     (f"--vllm.enable_sleep {ONE_GPU}", {"engine.colocated": False}),
@@ -155,11 +155,8 @@ def test_what_stands_before_the_program_is_left_out(before: str) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path m", "train_sft is agentrl sft here"),
-        ("deepspeed --num_gpus 8 openrlhf/cli/train_dpo.py --x", "train_dpo is agentrl dpo here"),
-        ("python -m openrlhf.cli.train_rm", "train_rm is agentrl rm here"),
         ("python -m openrlhf.cli.train_kto --x", "train_kto has no counterpart here"),
-        ("python -m openrlhf.cli.serve_rm --port 1", "serve_rm is agentrl serve reward here"),
+        ("python -m openrlhf.cli.batch_inference --x", "batch_inference is agentrl rollout here"),
         ("train_kd --x", "train_kd has no counterpart here"),
     ],
 )
@@ -188,7 +185,7 @@ def test_no_message_shows_what_may_be_a_key(words: list[str], agentrl: Callable[
 
 
 def test_older_names_lead_to_present_ones() -> None:
-    known = {option.name for option in options()[CONVERTED]}
+    known = options_of(RL).keys()
     assert set(RENAMED.values()) <= known and not RENAMED.keys() & known
     assert newer("eval_temperature", known) == "eval.temperature" and newer("nonsense", known) is None
     assert newer("lora_rank", known) == "ds.lora.rank" and newer("optim", known) is None
