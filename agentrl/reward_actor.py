@@ -81,7 +81,7 @@ class _Asked:
         """The one process of this model in this run: whoever comes first starts it. On the CPU: GPUs are the engines'."""
         import ray
 
-        name = "reward-model-" + hashlib.sha256(self._path.encode()).hexdigest()[:12]
+        name = "reward-model-" + hashlib.sha256(f"{self._path} {self._normalized}".encode()).hexdigest()[:12]
         actor = ray.remote(RewardModelActor).options(
             name=name, get_if_exists=True, num_cpus=0, max_concurrency=MAX_OPEN
         )

@@ -51,15 +51,13 @@ def definition(module: str, name: str) -> tuple[str, ast.ClassDef | ast.expr | N
     None where that cannot be seen.
     """
     for node in statements(module):
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return module, node
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            return module, getattr(node, "value", None)
-        if isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return definition(node.module, alias.name)
+        match node:
+            case ast.ClassDef(name=found) if found == name:
+                return module, node
+            case ast.Assign(targets=[ast.Name(id=found)]) | ast.AnnAssign(target=ast.Name(id=found)) if found == name:
+                return module, node.value
+            case ast.ImportFrom(module=str(source), names=aliases):
+                for alias in aliases:
+                    if (alias.asname or alias.name) == name:
+                        return definition(source, alias.name)
     return module, None
