@@ -52,6 +52,17 @@ def takes_images(config: dict[str, Any]) -> bool:
     return "vision_config" in config
 
 
+def scores_sequences(config: dict[str, Any]) -> bool:
+    """Whether a model scores whole sequences, as reward models do."""
+    names = config.get("architectures") or ()
+    return from_openrlhf(config) or any("ForSequenceClassification" in name for name in names)
+
+
+def from_openrlhf(config: dict[str, Any]) -> bool:
+    """Whether it is a reward model that OpenRLHF saved: a sequence classifier with one label, under a name of its own."""
+    return "RewardModel" in (config.get("architectures") or ())
+
+
 def generation_stop_ids(folder: str) -> tuple[int, ...]:
     """The end-of-sequence ids that config.json and generation_config.json name."""
     ids: list[Any] = []

@@ -15,7 +15,7 @@ from typing import Any
 
 from .errors import ConfigError, EnvError, InfrastructureError
 from .messages import Message, message_images, normalize
-from .model_folder import model_config, resolve_model
+from .model_folder import model_config, resolve_model, scores_sequences
 
 MAX_OPEN = 4096
 """Questions that the model's process takes at once."""
@@ -30,8 +30,7 @@ def is_reward_model(spec: str) -> bool:
         return False
     if not (folder / "config.json").is_file():
         raise ConfigError(f"--reward {spec}: the folder holds no config.json, so it is no reward model.")
-    names = model_config(str(folder)).get("architectures") or []
-    if not any("ForSequenceClassification" in name for name in names):
+    if not scores_sequences(model_config(str(folder))):
         raise ConfigError(f"--reward {spec} is no reward model: its config names no …ForSequenceClassification.")
     return True
 

@@ -11,7 +11,15 @@ from . import wire
 from .assemble import load_processor
 from .errors import AgentRLError, ConfigError, DataError
 from .messages import Message, message_images, normalize
-from .model_folder import generation_stop_ids, max_positions, model_config, resolve_model, takes_images
+from .model_folder import (
+    from_openrlhf,
+    generation_stop_ids,
+    max_positions,
+    model_config,
+    resolve_model,
+    scores_sequences,
+    takes_images,
+)
 from .renderer import MARKER, SAID, Renderer
 
 if TYPE_CHECKING:
@@ -20,6 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 DEFAULT_LABELS = 2
 """Of a classifier whose config does not say; transformers' default."""
+OPENRLHF_HEAD = {r"^value_head\.": "score."}
+"""What the head of a reward model of OpenRLHF's was called before its version 0.11."""
 
 
 def spell(renderer: Renderer, prompt: Any, completion: str) -> tuple[int, ...]:
@@ -63,11 +73,12 @@ class RewardModel:
         """Loads the model. Raises ConfigError for a folder without such a model."""
         folder = resolve_model(path_or_id)
         config = model_config(folder)
-        if not any("ForSequenceClassification" in name for name in config.get("architectures") or ()):
+        if not scores_sequences(config):
             raise ConfigError(
                 f"--model {path_or_id} is no reward model: its config names no …ForSequenceClassification."
             )
-        labels = len(config["id2label"]) if "id2label" in config else DEFAULT_LABELS
+        theirs = from_openrlhf(config)
+        labels = 1 if theirs else len(config["id2label"]) if "id2label" in config else DEFAULT_LABELS
         if labels != 1:
             raise ConfigError(f"--model {path_or_id} has {labels} labels; a reward model has one.")
         if takes_images(config):
@@ -78,7 +89,7 @@ class RewardModel:
         self.renderer = Renderer(
             load_processor(folder, False), chat_template=chat_template, stop_ids=generation_stop_ids(folder)
         )
-        self._model = _load(folder, device)
+        self._model = _load(folder, device, theirs)
 
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[str], queries: Sequence[str], spelled: Sequence[bool]
@@ -129,14 +140,17 @@ class RewardModel:
         return self._model.score(last)[:, 0]
 
 
-def _load(folder: str, device: str) -> Any:
+def _load(folder: str, device: str, theirs: bool) -> Any:
     import torch
     from transformers import AutoModelForSequenceClassification
 
     where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     dtype = torch.float32 if where == "cpu" else "auto"
+    more: dict[str, Any] = {"num_labels": 1, "key_mapping": OPENRLHF_HEAD} if theirs else {}
     try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype, output_loading_info=True)
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            folder, dtype=dtype, output_loading_info=True, **more
+        )
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"--model {folder} does not load: {error}") from error
     if info["missing_keys"]:

@@ -18,6 +18,7 @@ from agentrl.agent_server.reward_app import reward_app
 from agentrl import ConfigError
 from agentrl.cli import serve_reward
 from agentrl.cli.main import run
+from agentrl.reward_actor import is_reward_model
 from agentrl.reward_model import RewardModel, spell
 
 from .test_reward_server import post, serving
@@ -143,6 +144,29 @@ async def test_scores_are_normalised_by_what_training_left_unless_the_command_sa
         async with serving(serve_reward._reward(options)) as (_, http):
             _, reply = await post(http, "/v1/reward", asked)
             assert reply["rewards"] == pytest.approx([wanted], abs=1e-5)
+
+
+@pytest.mark.parametrize("head", ["score", "value_head"])
+def test_a_reward_model_that_openrlhf_saved_is_one(folder: Path, model: RewardModel, tmp_path: Path, head: str) -> None:
+    """Its config names a class of their own and no labels; before their 0.11 the head had another name."""
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).unlink()
+    config = {key: value for key, value in config.items() if key not in ("id2label", "label2id", "num_labels")}
+    theirs = {"architectures": ["RewardModel"], "normalize_reward": False, "mean": 0.25, "std": 0.5}
+    (tmp_path / "config.json").write_text(json.dumps(config | theirs))
+    weights = {
+        name.replace("score.", f"{head}."): weight for name, weight in load_file(folder / "model.safetensors").items()
+    }
+    assert f"{head}.weight" in weights
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    given = ([CHAT], ["7"], [""], [False])
+    assert is_reward_model(str(tmp_path))
+    assert RewardModel(str(tmp_path), device="cpu", normalized=False)(*given) == pytest.approx(model(*given), abs=1e-5)
 
 
 @pytest.mark.slow
