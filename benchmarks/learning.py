@@ -3,8 +3,9 @@
     python benchmarks/learning.py [--algos grpo rloo ...] [--steps 60] [--plot-only]
 
 `ppo`, `reinforce_pp` and `grpo` run with three seeds, the others with one; otherwise only the algorithm's name is given, so
-each has its preset and the default learning rate. Results already in benchmarks/results/learning.json are kept, those of the
-algorithms named are measured again. Draws docs/learning.png.
+each has its preset, the default learning rate, and rollouts that run one version ahead. "reinforce_pp, synchronous" is the same
+run, seeds and samples without that. Results already in benchmarks/results/learning.json are kept, those of the algorithms named
+are measured again. Draws docs/learning.png.
 """
 
 from __future__ import annotations
@@ -22,20 +23,24 @@ RESULTS = ROOT / "benchmarks" / "results" / "learning.json"
 PICTURE = ROOT / "docs" / "learning.png"
 THREE_SEEDS = ("ppo", "reinforce_pp", "grpo")
 ONE_SEED = ("reinforce_pp_baseline", "rloo", "dr_grpo", "dapo", "gspo", "cispo")
+SYNCHRONOUS = "reinforce_pp, synchronous"
+VARIANTS: dict[str, tuple[str, list[str]]] = {SYNCHRONOUS: ("reinforce_pp", ["--train.max-staleness", "0"])}
+"""What is no algorithm of its own: the algorithm, and the options that it is run with."""
 WINDOW = 5
 
 Results = dict[str, list[dict[str, Any]]]
 
 
-def measure(algos: list[str], steps: int) -> None:
+def measure(names: list[str], steps: int, seeds: int | None, out: Path) -> None:
     """Run them one after the other and save after each."""
-    results: Results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for algo in algos:
-        results[algo] = []
-        for seed in range(3 if algo in THREE_SEEDS else 1):
+    results: Results = json.loads(out.read_text()) if out.exists() else {}
+    for name in names:
+        algo, options = VARIANTS.get(name, (name, []))
+        results[name] = []
+        for seed in range(seeds or (3 if algo in THREE_SEEDS else 1)):
             with tempfile.TemporaryDirectory() as folder:
-                results[algo].append(run(seed, folder, algo=algo, options=["--train.steps", str(steps)]))
-            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+                results[name].append(run(seed, folder, algo=algo, options=["--train.steps", str(steps), *options]))
+            out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def smooth(values: list[float]) -> list[float]:
@@ -46,7 +51,7 @@ def smooth(values: list[float]) -> list[float]:
     ]
 
 
-def plot(results: Results) -> None:
+def plot(results: Results, picture: Path) -> None:
     """One panel an algorithm: the training reward of each seed, and the held-out reward before and after."""
     import matplotlib
 
@@ -70,19 +75,23 @@ def plot(results: Results) -> None:
     figure.supxlabel("update (128 rollouts each)", fontsize=9)
     figure.supylabel("mean reward: training (line), held out sampled (dot), greedy (triangle)", fontsize=9)
     figure.tight_layout()
-    figure.savefig(PICTURE, dpi=120)
+    figure.savefig(picture, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--algos", nargs="+", default=[*THREE_SEEDS, *ONE_SEED])
+    known = [*THREE_SEEDS, *VARIANTS, *ONE_SEED]
+    parser.add_argument("--algos", nargs="+", choices=known, default=known, metavar="ALGO", help=", ".join(known))
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--seeds", type=int, help="so many seeds of each")
     parser.add_argument("--plot-only", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--picture", type=Path, default=PICTURE)
     options = parser.parse_args()
     if not options.plot_only:
-        measure(options.algos, options.steps)
-    results: Results = json.loads(RESULTS.read_text())
-    plot(results)
+        measure(options.algos, options.steps, options.seeds, options.results)
+    results: Results = json.loads(options.results.read_text())
+    plot(results, options.picture)
     for algo, runs in results.items():
         for result in runs:
             ends = {

@@ -1,4 +1,4 @@
-"""The command line of `benchmarks/http.py`."""
+"""The command line of `benchmarks/http_servers.py`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RESULTS = Path(__file__).resolve().parents[1] / "results" / "http.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("benchmarks/http.py", description="What HTTP costs.")
+    parser = argparse.ArgumentParser("benchmarks/http_servers.py", description="What HTTP costs.")
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, default=["env", "rendering"], help="default: env rendering"
     )
