@@ -1,6 +1,6 @@
 """SFT and DPO against TRL: processor seconds of the same updates, on the same texts and model, in one run.
 
-    PYTHONPATH=FOLDER_OF_TRL python benchmarks/supervised.py [--model PATH] [--updates 6]
+    PYTHONPATH=FOLDER_OF_TRL python benchmarks/supervised.py [--model PATH] [--updates 6] [--micro-batches 4]
 
 One thread. Both make as many updates of as many examples, whose lengths have a long tail; the first of each is not counted, nor
 is what comes before (tokenising, the reference's log-probabilities). TRL runs its own trainers as their documentation
@@ -36,7 +36,8 @@ from agentrl.torchvision_ops import ensure_torchvision_imports
 
 RESULTS = Path(__file__).resolve().parent / "results" / "supervised.json"
 LR = 1e-5
-MICRO, ACCUMULATED = {"sft": 8, "dpo": 4}, 4
+MICRO = {"sft": 8, "dpo": 4}
+"""Examples, or pairs, in a micro-batch."""
 LETTERS = np.array(list("etaoinshrdlu        "))
 Texts = list[dict[str, str]]
 
@@ -91,7 +92,7 @@ def ours(kind: str, path: str, items: Sequence[Item], size: int, longest: int) -
     return seconds
 
 
-def theirs(kind: str, path: str, rows: Texts) -> list[float]:
+def theirs(kind: str, path: str, rows: Texts, size: int) -> list[float]:
     """The same of TRL's trainer."""
     from datasets import Dataset
     from transformers import TrainerCallback
@@ -116,7 +117,7 @@ def theirs(kind: str, path: str, rows: Texts) -> list[float]:
         use_cpu=True,
         report_to=[],
         per_device_train_batch_size=MICRO[kind],
-        gradient_accumulation_steps=ACCUMULATED,
+        gradient_accumulation_steps=size // MICRO[kind],
         learning_rate=LR,
         num_train_epochs=1,
         bf16=False,
@@ -132,15 +133,15 @@ def theirs(kind: str, path: str, rows: Texts) -> list[float]:
     return seconds
 
 
-def measure(way: str, kind: str, path: str, updates: int, longest: int) -> dict[str, Any]:
+def measure(way: str, kind: str, path: str, updates: int, longest: int, micro_batches: int) -> dict[str, Any]:
     """Processor seconds of each update but the first, and the tokens of a mean update."""
     from agentrl.assemble import load_processor
 
-    size = MICRO[kind] * ACCUMULATED
+    size = MICRO[kind] * micro_batches
     rows = texts(kind, size * updates, longest)
     items = spelled(rows, Renderer(load_processor(path, False), chat_template="none"))
     lengths = [len(row) for row in rows_of(items)]
-    seconds = ours(kind, path, items, size, max(lengths)) if way == "agentrl" else theirs(kind, path, rows)
+    seconds = ours(kind, path, items, size, max(lengths)) if way == "agentrl" else theirs(kind, path, rows, size)
     return {"seconds": seconds[1:], "tokens": sum(lengths) / updates}
 
 
@@ -150,7 +151,7 @@ def compare(kind: str, options: argparse.Namespace, path: str) -> dict[str, floa
     """
     speeds: dict[str, float] = {}
     for way in ("agentrl", "trl"):
-        arguments = [way, kind, path, str(options.updates), str(options.longest)]
+        arguments = [way, kind, path, *map(str, (options.updates, options.longest, options.micro_batches))]
         command = [sys.executable, __file__, "--measure", *arguments]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
@@ -164,13 +165,15 @@ def main() -> None:
     parser.add_argument("--model", help="folder of a model; agentrl's tiny text model when absent")
     parser.add_argument("--updates", type=int, default=6)
     parser.add_argument("--longest", type=int, default=600, help="longest example in tokens")
-    parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--micro-batches", type=int, default=4, help="of 8 examples, or 4 pairs, in an update")
+    parser.add_argument("--kinds", nargs="+", choices=MICRO, default=list(MICRO))
+    parser.add_argument("--measure", nargs=6, help=argparse.SUPPRESS)
     options = parser.parse_args()
     ensure_torchvision_imports()
     torch.set_num_threads(1)
     if options.measure:
-        way, kind, path, updates, longest = options.measure
-        print(json.dumps(measure(way, kind, path, int(updates), int(longest))))
+        way, kind, path, *sizes = options.measure
+        print(json.dumps(measure(way, kind, path, *map(int, sizes))))
         return
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -179,12 +182,13 @@ def main() -> None:
             from agentrl.trainers.tiny import make_tiny
 
             path = str(make_tiny("tiny-text", Path(folder) / "tiny", max_steps=0))
-        for kind in ("sft", "dpo"):
+        for kind in options.kinds:
             found |= compare(kind, options, path)
     for name, value in found.items():
         print(f"{name:28s} {value:10.2f}")
     kept = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-    kept["tiny" if options.model is None else Path(options.model).name] = {k: round(v, 3) for k, v in found.items()}
+    name = "tiny" if options.model is None else Path(options.model).name
+    kept[name] = kept.get(name, {}) | {key: round(value, 3) for key, value in found.items()}
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
