@@ -69,6 +69,7 @@ def prepare(model: str, folder: Path, *, updates: int = 12) -> str:
             "--data.path": shown,
             "--data.tools-key": "tools",
             "--train.batch": 16,
+            "--train.max-len": 1024,
             "--train.micro-batch-tokens": 2048,
             "--optim.lr": 2e-4,
             "--parallel.threads": 2,

@@ -78,7 +78,7 @@ def arguments(job: Job, engine: str) -> dict[str, Any]:
         "gradient_accumulation_steps": job.rollouts // job.micro_rows,
         "num_generations": job.samples,
         "max_completion_length": job.all_tokens + (64 if job.name == "sums" else 0),
-        "generation_kwargs": {"max_new_tokens": job.turn_tokens} if engine == "transformers" else {},
+        "generation_kwargs": {"max_tokens" if engine == "vllm" else "max_new_tokens": job.turn_tokens},
         "shuffle_dataset": False,
         "max_steps": job.steps,
         "learning_rate": job.lr,
