@@ -28,24 +28,29 @@ from end_to_end_parts.ours import Found, Job, prepare, train
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "end_to_end.json"
 JOBS = {
-    "counting": Job("counting", groups=8),
+    "counting": Job("counting", groups=4),
     "sums": Job("sums", groups=4, turn_tokens=64, all_tokens=192),
 }
-THREADS = "2"
 OURS: dict[str, dict[str, Any]] = {
     "agentrl": {},
     "agentrl, synchronous": {"--train.max-staleness": 0, "--parallel.threads": 2},
 }
 """The default, one core for the engine and one for the trainer, and a run whose trainer has both while the engine waits."""
-TRL = {"TRL": "transformers", "TRL, continuous batching": "batching", "TRL, vLLM": "vllm"}
-DEFAULT = ("TRL", "agentrl", "agentrl, synchronous")
+TRL = {
+    "TRL": ("transformers", 2),
+    "TRL, one thread": ("transformers", 1),
+    "TRL, continuous batching": ("batching", 2),
+    "TRL, vLLM": ("vllm", 2),
+}
+"""What generates, and threads. Two threads that wait for each other lose much where the machine is shared; one does not."""
+DEFAULT = ("TRL", "TRL, one thread", "agentrl", "agentrl, synchronous")
 
 
-def theirs(job: Job, model: str, folder: Path, meter: Meter, engine: str) -> Found:
+def theirs(job: Job, model: str, folder: Path, meter: Meter, engine: str, threads: int) -> Found:
     out = folder / "found.json"
     command = [sys.executable, "-m", "end_to_end_parts.peer", json.dumps(asdict(job)), model, engine, str(out)]
     given = time.time()
-    meter.run(command, cwd=HERE, env=os.environ | {"OMP_NUM_THREADS": THREADS, "TRL_EXPERIMENTAL_SILENCE": "1"})
+    meter.run(command, cwd=HERE, env=os.environ | {"OMP_NUM_THREADS": str(threads), "TRL_EXPERIMENTAL_SILENCE": "1"})
     found = json.loads(out.read_text())
     return Found(**found, start_s=found["began"] - given)
 
@@ -55,7 +60,7 @@ def measure(job: Job, model: str, way: str) -> dict[str, Any]:
     meter, load = Meter(), [os.getloadavg()[0]]
     with tempfile.TemporaryDirectory() as folder:
         if way in TRL:
-            found = theirs(job, model, Path(folder), meter, TRL[way])
+            found = theirs(job, model, Path(folder), meter, *TRL[way])
         else:
             found = train(job, model, Path(folder), meter, OURS[way])
     load.append(os.getloadavg()[0])
@@ -81,23 +86,22 @@ def summary(found: Found, cpu_s: float, job: Job) -> dict[str, Any]:
 
 
 def ratios(ways: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Each way of ours against the fastest of TRL's: how many times as fast; `tools_at_once` = if TRL's calls had not queued."""
-    found: dict[str, dict[str, float]] = {}
-    theirs = [ways[way] for way in ways if way in TRL]
-    if not theirs:
-        return found
-    trl = min(theirs, key=lambda one: one["wall_s"])
-    for way in [way for way in ways if way in OURS]:
-        one = ways[way]
-        found[way] = {
-            "wall": trl["wall_s"] / one["wall_s"],
-            "cpu": trl["cpu_s"] / one["cpu_s"],
-            "tokens": one["tokens"] / trl["tokens"],
-            "tokens_per_s": one["tokens_per_s"] / trl["tokens_per_s"],
-            "tokens_per_cpu_s": one["tokens_per_cpu_s"] / trl["tokens_per_cpu_s"],
-        }
-        if trl["serial_excess"]:
-            found[way]["tools_at_once"] = (trl["wall_s"] - trl["serial_excess"]) / one["wall_s"]
+    """Each of our ways against each of TRL's, as "OURS / TRL'S". Above 1 = ours takes less, or samples more."""
+    pairs = [(one, other) for one in ways if one in OURS for other in ways if other in TRL]
+    return {f"{one} / {other}": against(ways[one], ways[other]) for one, other in pairs}
+
+
+def against(one: Mapping[str, Any], trl: Mapping[str, Any]) -> dict[str, float]:
+    """`tools_at_once` = the wall clock if TRL's calls had not queued."""
+    found = {
+        "wall": trl["wall_s"] / one["wall_s"],
+        "cpu": trl["cpu_s"] / one["cpu_s"],
+        "tokens": one["tokens"] / trl["tokens"],
+        "tokens_per_s": one["tokens_per_s"] / trl["tokens_per_s"],
+        "tokens_per_cpu_s": one["tokens_per_cpu_s"] / trl["tokens_per_cpu_s"],
+    }
+    if trl["serial_excess"]:
+        found["tools_at_once"] = (trl["wall_s"] - trl["serial_excess"]) / one["wall_s"]
     return found
 
 
@@ -137,7 +141,7 @@ def main() -> None:
                 options.out.write_text(json.dumps(rounded(results), indent=1) + "\n")
     for name in options.jobs:
         for way, found in results[name]["times_trl"].items():
-            print(f"{name}, {way} against TRL:", ", ".join(f"{key} {value:.2f}x" for key, value in found.items()))
+            print(f"{name}, {way}:", ", ".join(f"{key} {value:.2f}x" for key, value in found.items()))
 
 
 if __name__ == "__main__":

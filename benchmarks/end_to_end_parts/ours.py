@@ -57,7 +57,7 @@ def program(command: str, options: Mapping[str, Any], *switches: str) -> list[st
     return [str(Path(sys.executable).with_name("agentrl")), command, *switches, *flags]
 
 
-def prepare(model: str, folder: Path, *, updates: int = 12) -> str:
+def prepare(model: str, folder: Path, *, updates: int = 6) -> str:
     """The model after a few updates on demonstrations of both tasks, with a chat template that shows tools. `folder` keeps it."""
     if not (folder / "final" / "config.json").is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,6 @@ def prepare(model: str, folder: Path, *, updates: int = 12) -> str:
             "--train.max-len": 1024,
             "--train.micro-batch-tokens": 2048,
             "--optim.lr": 2e-4,
-            "--parallel.threads": 2,
             "--run.dir": folder.parent,
             "--run.name": folder.name,
         }
