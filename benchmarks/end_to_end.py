@@ -1,6 +1,6 @@
 """Whole runs against TRL's GRPO: the same small model, prompts, rollouts, updates and hyper-parameters, on two CPU cores.
 
-    PYTHONPATH=FOLDER_OF_TRL python benchmarks/end_to_end.py --model FOLDER_OF_SMOLLM2 [--jobs counting sums] [--steps 4]
+    PYTHONPATH=FOLDER_OF_TRL python benchmarks/end_to_end.py --model FOLDER_OF_SMOLLM2 [--jobs counting sums] [--steps 3]
 
 `counting`: one turn, whose length has a long tail by nature. `sums`: three turns, with calls of a tool between them that take
 log-normal times (median 0.5 s, 99th percentile 8 times that). The model is first shown a few conversations of both kinds,
@@ -31,11 +31,8 @@ JOBS = {
     "counting": Job("counting", groups=4),
     "sums": Job("sums", groups=4, turn_tokens=64, all_tokens=192),
 }
-OURS: dict[str, dict[str, Any]] = {
-    "agentrl": {},
-    "agentrl, synchronous": {"--train.max-staleness": 0, "--parallel.threads": 2},
-}
-"""The default, one core for the engine and one for the trainer, and a run whose trainer has both while the engine waits."""
+OURS: dict[str, dict[str, Any]] = {"agentrl": {}, "agentrl, synchronous": {"--train.max-staleness": 0}}
+"""The default, a thread for the engine and one for the trainer; and a run in which the two take turns, as with TRL."""
 TRL = {
     "TRL": ("transformers", 2),
     "TRL, one thread": ("transformers", 1),
@@ -122,7 +119,7 @@ def main() -> None:
     )
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=list(JOBS))
     parser.add_argument("--ways", nargs="+", choices=[*TRL, *OURS], default=list(DEFAULT))
-    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -24,7 +24,7 @@ class Job:
     name: str
     groups: int
     samples: int = 4
-    steps: int = 4
+    steps: int = 3
     lr: float = 1e-5
     turn_tokens: int = 256
     all_tokens: int = 256
