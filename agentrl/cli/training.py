@@ -71,4 +71,4 @@ def interrupted_lines(folder: RunFolder, kind: str) -> list[str]:
     path = folder.path
     saved = (folder.checkpoints / "latest").is_file()
     resume = f"agentrl {kind} --resume latest --run.dir {path.parent} --run.name {path.name}"
-    return [f"Interrupted: {path}", f"Go on with: {resume}" if saved else "Nothing was trained yet."]
+    return [f"Interrupted: {path}", f"Go on with: {resume}" if saved else "There is no checkpoint to go on from."]
