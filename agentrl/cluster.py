@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 from .config import Config, ParallelSection
 from .errors import ConfigError, InfrastructureError
 from .guardian import guarded
+from .placement import Reservation, check_room, cluster_gpus, wanted_by_run, wanted_by_trainer
 from .preflight import Ready
 from .registry import lookup
 from .rollout.pool import WorkerPool
 from .rollout.worker import WorkerSpec
-
-HALF = 0.5
-"""What Ray is told of a GPU that an engine and a trainer rank use in turn."""
 
 if TYPE_CHECKING:
     from .engines.vllm_actor import RayEngine
@@ -79,39 +76,23 @@ def trainer_cpus(parallel: ParallelSection) -> int:
 
 
 def check_trainer_gpus(parallel: ParallelSection) -> float:
-    """GPUs of the cluster. Raises ConfigError when the ranks want more than there are."""
-    import ray
-
-    total = float(ray.cluster_resources().get("GPU", 0.0))
-    wanted = parallel.ranks * (float(total > 0) if parallel.gpus == "auto" else parallel.gpus)
-    if wanted > total:
-        raise ConfigError(
-            f"The trainer wants {wanted:g} GPUs; the cluster has {total:g}. Lower --parallel.ranks or --parallel.gpus."
-        )
-    return total
+    """GPUs of the cluster. Raises ConfigError when the ranks want more than there is."""
+    gpus = cluster_gpus()
+    check_room(wanted_by_trainer(parallel, gpus))
+    return gpus
 
 
-def check_gpus(config: Config) -> float:
-    """GPUs of the cluster. Raises ConfigError when the run wants more than there are."""
-    import ray
+def check_gpus(config: Config, *, trains: bool = True) -> float:
+    """GPUs of the cluster. Raises ConfigError when the run wants more than there is, or what does not go together."""
+    from .engines.transport import check_transport, workers_of_engine
 
-    from .engines.vllm_options import parallel_sizes, parse_engine_args
-
-    total = float(ray.cluster_resources().get("GPU", 0.0))
-    default = float(total > 0)
-    count = config.engine.count if config.run.replay is None else 0
-    spread = math.prod(parallel_sizes(parse_engine_args(config.engine.args)).values())
+    gpus = cluster_gpus()
     if config.engine.colocated:
-        _check_colocated(config, total, spread)
-        default *= HALF
-    engines = count * (default * spread if config.engine.gpus == "auto" else config.engine.gpus)
-    ranks = config.parallel.ranks * (default if config.parallel.gpus == "auto" else config.parallel.gpus)
-    if engines + ranks > total:
-        raise ConfigError(
-            f"The run wants {engines + ranks:g} GPUs ({engines:g} for engines, {ranks:g} for the trainer); the cluster has "
-            f"{total:g}. Lower --engine.count, --engine.gpus, --parallel.ranks or --parallel.gpus."
-        )
-    return total
+        _check_colocated(config, gpus, workers_of_engine(config))
+    check_room(wanted_by_run(config, gpus, trains=trains))
+    if trains:
+        check_transport(config, gpus)
+    return gpus
 
 
 def _check_colocated(config: Config, gpus: float, spread: int) -> None:
@@ -125,17 +106,17 @@ def _check_colocated(config: Config, gpus: float, spread: int) -> None:
 class Cluster:
     """Engines and workers of one run, as an async context manager. Leaving it ends every process it started."""
 
-    def __init__(self, ready: Ready, image_dir: Path | str, gpus: float) -> None:
+    def __init__(self, ready: Ready, image_dir: Path | str, reservation: Reservation) -> None:
         self.ready = ready
         self.config = ready.config
         self.image_dir = str(image_dir)
-        self.gpus = gpus
+        self.reservation = reservation
         self.engines: list[RayEngine] = []
         self.pool: WorkerPool | None = None
 
     async def __aenter__(self) -> Cluster:
         try:
-            self.engines = [self._spawn_engine() for _ in range(self.config.engine.count)]
+            self.engines = [self._spawn_engine(index) for index in range(self.config.engine.count)]
             spec = WorkerSpec(self.config, self.ready.model_path, self.image_dir, tuple(self.engines))
             self.pool = WorkerPool(spec, self.config.rollout.workers)
             await asyncio.gather(self.pool.ready(), *(engine.start() for engine in self.engines))
@@ -147,17 +128,17 @@ class Cluster:
     async def respawn(self, index: int) -> RayEngine:
         """End an engine, whatever it is doing, and start another in its place. Raises EngineError."""
         self.engines[index].kill()
-        self.engines[index] = self._spawn_engine()
+        self.engines[index] = self._spawn_engine(index)
         await self.engines[index].start()
         return self.engines[index]
 
     async def lone_engine(self) -> RayEngine:
         """One engine without workers, ready to answer; `close` ends it."""
-        self.engines = [self._spawn_engine()]
+        self.engines = [self._spawn_engine(0)]
         await self.engines[0].start()
         return self.engines[0]
 
-    def _spawn_engine(self) -> RayEngine:
+    def _spawn_engine(self, index: int) -> RayEngine:
         engine = self.config.engine
         if engine.name == "scripted":
             from .engines.scripted_actor import spawn_scripted
@@ -168,18 +149,19 @@ class Cluster:
         # An engine of another package is made with the same options.
         kind = VLLMActor if engine.name == "vllm" else lookup("engine", engine.name)
         options = self._vllm_options()
-        default = HALF if engine.colocated else options.devices
-        gpus = (default if engine.gpus == "auto" else engine.gpus) if options.device == "gpu" else 0
-        return spawn_engine(options, actor_options={"num_gpus": gpus}, kind=kind)
+        share = wanted_by_run(self.config, self.reservation.gpus).engine
+        gpus = share.gpus if options.device == "gpu" else 0
+        return spawn_engine(options, actor_options={"num_gpus": gpus, **self.reservation.engine(index)}, kind=kind)
 
     def _vllm_options(self) -> VLLMOptions:
+        from .engines.transport import transport_of
         from .engines.vllm_options import VLLMOptions, parallel_sizes, parse_engine_args
 
-        engine = self.config.engine
+        engine, gpus = self.config.engine, self.reservation.gpus
         arguments = parse_engine_args(engine.args)
         options = VLLMOptions(
             model=self.ready.model_path,
-            device="gpu" if self.gpus > 0 and engine.gpus != 0 else "cpu",
+            device="gpu" if gpus > 0 and engine.gpus != 0 else "cpu",
             dtype=self.config.model.dtype,
             max_model_len=self.ready.limits.max_len,
             max_num_seqs=engine.max_seqs,
@@ -191,6 +173,7 @@ class Cluster:
             kv_cache_gb=engine.kv_cache_gb,
             trust_remote_code=self.config.model.trust_remote_code,
             update_timeout_s=engine.update_timeout_s,
+            transport=transport_of(self.config, gpus),
             sleeps=engine.colocated,
             engine_args=arguments,
         )

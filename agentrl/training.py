@@ -36,6 +36,10 @@ class Trainer(Protocol):
         """A copy of the current weights, ready for `Engine.update_weights(source, version)`; freed by `release`."""
         ...
 
+    async def send(self, source: Any) -> None:
+        """Take part in the transfer while the engines load; asked for with the transport nccl alone."""
+        ...
+
     async def release(self, source: Any) -> None:
         """Every engine has taken `source`."""
         ...

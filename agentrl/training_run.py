@@ -18,9 +18,11 @@ from .engine import SleepingEngine
 from .engines.fleet import EngineFleet
 from .engines.keeper import EngineKeeper, KeptPlayer
 from .engines.load_watch import LoadWatch
+from .engines.transport import Transport, transport_of
 from .errors import InfrastructureError, RunStoppedError
 from .evaluation import BackgroundEvaluation, Evaluator
 from .loop import BatchSource, Loop, Reporter
+from .placement import Reservation
 from .preflight import Ready
 from .replay import RecordedBatches
 from .report.read_record import read_held
@@ -46,13 +48,18 @@ class RunParts:
     plan: Plan
     folder: RunFolder
     filter_groups: bool
-    gpus: float
+    reservation: Reservation
     start_trainer: StartTrainer
     resume_from: Path | None = None
 
     @property
     def config(self) -> Config:
         return self.ready.config
+
+    @property
+    def transport(self) -> Transport:
+        """How weights get to the engines."""
+        return transport_of(self.config, self.reservation.gpus)
 
     @property
     def fixed_steps(self) -> int | None:
@@ -76,7 +83,7 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
         if parts.config.run.replay is not None:
             loop = _replaying_loop(parts, await trainer_starts, reporter)
         else:
-            cluster = Cluster(parts.ready, parts.folder.images, parts.gpus)
+            cluster = Cluster(parts.ready, parts.folder.images, parts.reservation)
             await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
             loop = _kept_loop(parts, cluster, trainer_starts.result(), reporter, stack)
             pool = cluster.pool
@@ -93,7 +100,7 @@ def _processes(config: Config) -> str:
 
 async def _run_colocated(parts: RunParts, stack: AsyncExitStack, reporter: Reporter) -> None:
     """As `train_run`, but the engine sleeps before the trainer loads: there is room for one of them."""
-    cluster = await stack.enter_async_context(Cluster(parts.ready, parts.folder.images, parts.gpus))
+    cluster = await stack.enter_async_context(Cluster(parts.ready, parts.folder.images, parts.reservation))
     await EngineFleet(cluster.engines).sleep()
     trainer_starts = asyncio.ensure_future(_start_trainer(parts))
     stack.push_async_callback(_close_trainer, trainer_starts)
@@ -143,16 +150,20 @@ async def _run(parts: RunParts, loop: Loop) -> None:
 
 
 async def _start_trainer(parts: RunParts) -> Trainer:
-    config, watch = _with_own_limits(parts.ready), parts.config.watchdog
+    config, watch = _as_the_trainer_gets_it(parts), parts.config.watchdog
     images = parts.folder.images if config.run.replay is None else RecordedBatches(Path(config.run.replay)).images
     starting = parts.start_trainer(config, parts.ready.model_path, str(images), parts.plan.updates, parts.plan.lr)
     return await within(starting, "the trainer to start", warn_after=watch.warn_after, fail_after=watch.fail_after)
 
 
-def _with_own_limits(ready: Ready) -> Config:
-    """The configuration with the turns an episode really has at most: the trainer counts in longest episodes."""
-    rollout = ready.config.rollout.model_copy(update={"max_turns": ready.limits.max_turns})
-    return ready.config.model_copy(update={"rollout": rollout})
+def _as_the_trainer_gets_it(parts: RunParts) -> Config:
+    """The configuration with the turns an episode really has at most, as the trainer counts in longest episodes, and with the
+    transport of weights that this cluster has.
+    """
+    config = parts.config
+    rollout = config.rollout.model_copy(update={"max_turns": parts.ready.limits.max_turns})
+    engine = config.engine.model_copy(update={"transport": parts.transport})
+    return config.model_copy(update={"rollout": rollout, "engine": engine})
 
 
 async def _close_trainer(starts: asyncio.Future[Trainer]) -> None:
@@ -189,7 +200,7 @@ def _make_loop(
     config, ready, pool = parts.config, parts.ready, cluster.pool
     assert pool is not None
     state = _state(parts)
-    sync = WeightSync(config, trainer, EngineFleet(cluster.engines), state.version)
+    sync = WeightSync(config, trainer, EngineFleet(cluster.engines), state.version, parts.transport)
 
     async def serve(index: int, engine: SleepingEngine) -> None:
         await sync.give(index, engine)

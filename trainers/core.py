@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..config import TrainerConfig
-from ..engines.weights import WeightPublisher, WeightSource
+from ..engines.weights import Publisher, WeightPublisher, WeightSource
 from ..report.run_folder import RunFolder
 from ..trajectory import Row
 from .backend import Backend, Offload, Place, join
@@ -40,7 +40,7 @@ class Core:
     """A model and its optimizer. `module` = what is called with packs; it holds the reader's model as `policy_model`.
 
     planned_updates = the horizon of the learning rate; default_lr where `optim.lr` is absent. `image_dir` is in the run's
-    folder. Every rank has one, and every method is called on all of them alike.
+    folder. `publisher` = how engines get the weights; shared memory where none is given. Every rank has one, and every method is called on all of them alike.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Core:
         planned_updates: int,
         default_lr: float,
         head: str = TEXT,
+        publisher: Publisher | None = None,
     ) -> None:
         self.reader = reader
         self.rank, self.ranks, self.device = place.rank, place.ranks, reader.device
@@ -64,7 +65,7 @@ class Core:
         self._run_folder = RunFolder(Path(image_dir).parent)
         self._planned = planned_updates
         self._lr = config.optim.lr or default_lr
-        self._publisher = WeightPublisher()
+        self._publisher = publisher or WeightPublisher()
         dtype = compute_dtype(config, reader.device)
         self.backend = Backend(
             module,
@@ -122,7 +123,7 @@ class Core:
     # ------------------------------------------------------------------ weights and state
 
     def publish(self, version: int) -> WeightSource | None:
-        """The current weights, under the names of a Hugging Face checkpoint, in shared memory of rank 0's host.
+        """The current weights, under the names of a Hugging Face checkpoint, offered by rank 0's publisher.
 
         None on other ranks, which take part in the gathering.
         """
@@ -130,6 +131,10 @@ class Core:
         weights = self._weights()
         model = self.reader.policy.model
         return self._publisher.publish(hub_weights(model, weights).items(), version) if weights else None
+
+    def send(self, source: WeightSource) -> None:
+        """Rank 0's part while engines load what was published."""
+        self._publisher.send(source)
 
     def release(self) -> None:
         """Free what `publish` gave."""
@@ -174,8 +179,8 @@ class Core:
         return whole_weights(self.reader.policy.model, self.backend, keep=self.rank == 0)
 
     def close(self) -> None:
-        """Free shared memory and leave the process group."""
-        self._publisher.release()
+        """Free what was published and leave the process group."""
+        self._publisher.close()
         self.backend.close()
 
 

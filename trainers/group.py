@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from ..cluster import HALF
 from ..config import ParallelSection, TrainerConfig
 from ..errors import AgentRLError, InfrastructureError
+from ..placement import Reservation, cluster_gpus, rank_share
 from ..supervised.examples import Item
 from ..training import TrainReport
 from ..trajectory import Row
@@ -27,13 +27,6 @@ Arguments = tuple[Any, str, str, int, float]
 
 _CLOSE_TIMEOUT_S = 10.0
 _PEERS_TIMEOUT_S = 3.0
-
-
-def rank_resources(parallel: ParallelSection, cluster_gpus: float, *, colocated: bool = False) -> tuple[float, float]:
-    """(CPUs, GPUs) that each rank's actor asks Ray for; colocated with an engine it is half a GPU."""
-    default = (HALF if colocated else 1.0) * (cluster_gpus > 0)
-    gpus = default if parallel.gpus == "auto" else parallel.gpus
-    return float(parallel.threads), gpus
 
 
 class RankProcess:
@@ -101,13 +94,20 @@ class Ranks:
 
     @classmethod
     async def start(
-        cls, config: TrainerConfig, model_path: str, image_dir: str, planned_updates: int, default_lr: float
+        cls,
+        config: TrainerConfig,
+        model_path: str,
+        image_dir: str,
+        planned_updates: int,
+        default_lr: float,
+        reservation: Reservation = Reservation(),
     ) -> Self:
         """One actor a rank, each with the model loaded. Ray must be initialised. On failure nothing stays behind.
 
-        planned_updates = the horizon of the learning rate (`planned_updates`); default_lr where `optim.lr` is absent.
+        planned_updates = the horizon of the learning rate (`planned_updates`); default_lr where `optim.lr` is absent;
+        `reservation` = the places of the ranks.
         """
-        group = cls(_spawn(config.parallel, colocated=cls.colocated(config)))
+        group = cls(_spawn(config.parallel, reservation, colocated=cls.colocated(config)))
         try:
             await group._start((config, model_path, image_dir, planned_updates, default_lr))
         except BaseException:
@@ -213,9 +213,13 @@ class TrainerGroup(Ranks):
         return report
 
     async def publish(self, version: int) -> WeightSource:
-        """A copy of the weights in shared memory on rank 0's host."""
+        """The weights, offered by rank 0 until `release`."""
         source: WeightSource = (await self._call("publish", version))[0]
         return source
+
+    async def send(self, source: WeightSource) -> None:
+        """Rank 0 sends while the engines load."""
+        await self._await(0, self._ranks[0].actor.call.remote("send", source))
 
     async def release(self, source: Any) -> None:
         """Free what `publish` gave."""
@@ -257,15 +261,17 @@ def _shared(values: list[Any]) -> Any:
         ) from error
 
 
-def _spawn(parallel: ParallelSection, *, colocated: bool) -> list[Any]:
+def _spawn(parallel: ParallelSection, reservation: Reservation, *, colocated: bool) -> list[Any]:
     import ray
 
-    cpus, gpus = rank_resources(parallel, ray.cluster_resources().get("GPU", 0.0), colocated=colocated)
+    share = rank_share(parallel, cluster_gpus(), colocated=colocated)
     variables = {"OMP_NUM_THREADS": str(parallel.threads), "LOCAL_RANK": "0", "TOKENIZERS_PARALLELISM": "false"}
-    if not gpus:
+    if not share.gpus:
         variables["DS_ACCELERATOR"] = "cpu"
-    actor = ray.remote(RankProcess).options(num_cpus=cpus, num_gpus=gpus, runtime_env={"env_vars": variables})
-    return [actor.remote() for _ in range(parallel.ranks)]
+    actor = ray.remote(RankProcess).options(
+        num_cpus=share.cpus, num_gpus=share.gpus, runtime_env={"env_vars": variables}
+    )
+    return [actor.options(**reservation.rank(index)).remote() for index in range(parallel.ranks)]
 
 
 async def _settled(call: Any) -> None:

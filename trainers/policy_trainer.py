@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from ..config import Config
+from ..engines.gpu_weights import make_publisher
 from ..engines.weights import WeightSource
 from ..training import TrainReport
 from ..trajectory import Row
@@ -78,6 +79,7 @@ class PolicyTrainer:
             image_dir=image_dir,
             planned_updates=planned_updates,
             default_lr=default_lr,
+            publisher=make_publisher(config.engine.transport, config.engine.update_timeout_s),
         )
         self._tools = Tools(reader, self._core.backend, objective, place.rank)
         self._kl = kl_controller(config.algo.kl.coef, config.algo.kl.target, config.algo.kl.horizon)
@@ -200,6 +202,10 @@ class PolicyTrainer:
         """See Core.publish."""
         return self._core.publish(version)
 
+    def send(self, source: WeightSource) -> None:
+        """See Core.send."""
+        self._core.send(source)
+
     def release(self) -> None:
         """Free what `publish` gave."""
         self._core.release()
@@ -233,7 +239,7 @@ class PolicyTrainer:
         self._tools.backend.onload()
 
     def close(self) -> None:
-        """Free shared memory and leave the process group."""
+        """Free what was published and leave the process group."""
         if self._critic is not None:
             self._critic.close()
         self._core.close()

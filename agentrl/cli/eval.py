@@ -16,6 +16,7 @@ from ..config.checks import check_engine, check_sources
 from ..config.load import parse_command
 from ..errors import ConfigError
 from ..evaluation import Evaluator
+from ..placement import Reservation
 from ..preflight import Ready
 from ..report.metrics import Metrics
 from ..report.rollout_file import RolloutFile
@@ -79,10 +80,10 @@ def main(argv: list[str]) -> int:
     metrics: Metrics = {}
     results: list[EpisodeResult] = []
     with ExitStack() as session:
-        ready, gpus = ready_to_play(config, session)
+        ready, reservation = ready_to_play(config, session)
         if not ready.held_out:
             raise ConfigError(f"There are no tasks for --eval.split {config.eval.split}.")
-        run_until_signal(_evaluate(command, ready, gpus, metrics, results))
+        run_until_signal(_evaluate(command, ready, reservation, metrics, results))
     title = f"{len(ready.held_out)} tasks x {config.eval.n} episodes, {ready.model_path}"
     out.print(metrics_table(title, metrics))
     show_errors(out, results)
@@ -116,7 +117,7 @@ def _check_out(path: str | None) -> None:
 
 
 async def _evaluate(
-    command: EvalCommand, ready: Ready, gpus: float, metrics: Metrics, results: list[EpisodeResult]
+    command: EvalCommand, ready: Ready, reservation: Reservation, metrics: Metrics, results: list[EpisodeResult]
 ) -> None:
     with RolloutFile(command.rollouts) as file, progress_bar() as bar:
 
@@ -125,7 +126,7 @@ async def _evaluate(
             file.add(result)
             bar("episodes", len(results) / evaluator.episodes)
 
-        async with open_player(ready, file.images, gpus) as player:
+        async with open_player(ready, file.images, reservation) as player:
             evaluator = Evaluator(ready.config, player, ready.held_out, ready.limits, ks=command.ks, seen=seen)
             found = await evaluator.run()
     metrics.update({key.removeprefix("eval/"): value for key, value in found.items()})

@@ -23,6 +23,7 @@ from ..config import (
 )
 from ..engine import Engine
 from ..image_store import ImageStore
+from ..placement import Reservation, reserved, wanted_by_run
 from ..preflight import Ready, look, make_ready
 from ..registry import load_object
 from ..renderer import Renderer
@@ -71,8 +72,8 @@ class PlayCommand(Config):
         return Config.model_validate({**plain, "parallel": {"gpus": 0.0}, **sections})
 
 
-def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, float]:
-    """(what is known before anything loads, the GPUs there are). Joins Ray, for as long as `session` lasts, only for an
+def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, Reservation]:
+    """(what is known before anything loads, the places of the engines). Joins Ray, for as long as `session` lasts, only for an
     engine that needs it, and after the environment has shown that it works.
     """
     looked = look(config)
@@ -80,22 +81,23 @@ def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, float]:
     if in_process(config):
         named = config.model.path is not None
         path = choose_model(config, uses_images, 0.0) if named else untrained_tiny(tiny_kind(uses_images))
-        return make_ready(looked, path), 0.0
-    gpus = join_cluster(config, session)
-    return make_ready(looked, choose_model(config, uses_images, gpus)), gpus
+        return make_ready(looked, path), Reservation()
+    reservation = join_cluster(config, session)
+    return make_ready(looked, choose_model(config, uses_images, reservation.gpus)), reservation
 
 
-def join_cluster(config: Config, session: ExitStack) -> float:
-    """GPUs of the cluster."""
+def join_cluster(config: Config, session: ExitStack) -> Reservation:
+    """The places of the engines, held for as long as `session` lasts."""
     from ..cluster import check_gpus, connected, cpus_of_run
 
     session.enter_context(connected(cpus_of_run(config)))
     session.enter_context(terminable())
-    return check_gpus(config)
+    gpus = check_gpus(config, trains=False)
+    return session.enter_context(reserved(wanted_by_run(config, gpus, trains=False), gpus, config.watchdog))
 
 
 @asynccontextmanager
-async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterator[Player]:
+async def open_player(ready: Ready, image_dir: Path, reservation: Reservation) -> AsyncIterator[Player]:
     """Where episodes are played: in this process for an engine without a model, else in workers on Ray."""
     config = ready.config
     if in_process(config):
@@ -106,7 +108,7 @@ async def open_player(ready: Ready, image_dir: Path, gpus: float) -> AsyncIterat
         return
     from ..cluster import Cluster
 
-    async with Cluster(ready, image_dir, gpus) as cluster:
+    async with Cluster(ready, image_dir, reservation) as cluster:
         assert cluster.pool is not None
         yield cluster.pool
 

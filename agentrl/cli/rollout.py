@@ -15,6 +15,7 @@ from ..config import EvalSection
 from ..config.checks import check_engine, check_sources
 from ..config.load import parse_command
 from ..errors import ConfigError
+from ..placement import Reservation
 from ..preflight import Ready
 from ..report.rollout_file import RolloutFile
 from ..rollout.episode import EpisodeOrder, EpisodeResult
@@ -58,16 +59,20 @@ def main(argv: list[str]) -> int:
     check_sources(config)
     results: list[EpisodeResult] = []
     with ExitStack() as session:
-        ready, gpus = ready_to_play(config, session)
+        ready, reservation = ready_to_play(config, session)
         orders = make_orders(command, ready)
-        run_until_signal(_play(command, ready, gpus, orders, results))
+        run_until_signal(_play(command, ready, reservation, orders, results))
     results.sort(key=lambda result: (result.draw, result.sample))
     show_summary(out, results, config.env.labels.values(), command.out)
     return FAILED if all(result.error is not None for result in results) else DONE
 
 
 async def _play(
-    command: RolloutCommand, ready: Ready, gpus: float, orders: Sequence[EpisodeOrder], results: list[EpisodeResult]
+    command: RolloutCommand,
+    ready: Ready,
+    reservation: Reservation,
+    orders: Sequence[EpisodeOrder],
+    results: list[EpisodeResult],
 ) -> None:
     with RolloutFile(command.out) as file, progress_bar() as bar:
         best = BestOf(command.best_of or 1)
@@ -78,7 +83,7 @@ async def _play(
                 file.add(kept)
             bar("episodes", len(results) / len(orders))
 
-        async with open_player(ready, file.images, gpus) as player:
+        async with open_player(ready, file.images, reservation) as player:
             rollout = ready.config.rollout
             await play_all(player, orders, rollout.max_episodes, back, rollout.retries)
 

@@ -22,6 +22,7 @@ from ..engines.vllm_names import check_vllm_names
 from ..env import Task
 from ..executor import RolloutContext
 from ..model_folder import max_positions, model_config
+from ..placement import Reservation
 from ..policy_session import PolicySession
 from ..preflight import EnvFacts, Ready
 from ..renderer import Renderer
@@ -76,9 +77,9 @@ def main(argv: list[str]) -> int:
     check_bind(command.host, token)
     with ExitStack() as session:
         listener = session.enter_context(bind(command.host, command.port))
-        gpus = 0.0 if in_process(config) else join_cluster(config, session)
-        ready = _ready(command, config, gpus)
-        run_until_signal(_serve(command, ready, gpus, token, listener, url_of(listener)))
+        reservation = Reservation() if in_process(config) else join_cluster(config, session)
+        ready = _ready(command, config, reservation.gpus)
+        run_until_signal(_serve(command, ready, reservation, token, listener, url_of(listener)))
     return DONE
 
 
@@ -101,13 +102,13 @@ def _ready(command: ServePolicyCommand, config: Config, gpus: float) -> Ready:
 
 
 async def _serve(
-    command: ServePolicyCommand, ready: Ready, gpus: float, token: str | None, listener: Any, url: str
+    command: ServePolicyCommand, ready: Ready, reservation: Reservation, token: str | None, listener: Any, url: str
 ) -> None:
     from agentrl.agent_server.listen import listening
 
     renderer = make_renderer(ready.config, ready.model_path)
     async with AsyncExitStack() as stack:
-        engine = await _engine(ready, gpus, renderer, stack)
+        engine = await _engine(ready, reservation, renderer, stack)
         app = policy_for_use(command, ready, engine, renderer, token)
         await stack.enter_async_context(listening(app, listener, "off"))
         out.print(f"{ready.model_path}: base_url {url}/v1", markup=False, highlight=False, soft_wrap=True)
@@ -115,12 +116,12 @@ async def _serve(
         await asyncio.Event().wait()
 
 
-async def _engine(ready: Ready, gpus: float, renderer: Renderer, stack: AsyncExitStack) -> Engine:
+async def _engine(ready: Ready, reservation: Reservation, renderer: Renderer, stack: AsyncExitStack) -> Engine:
     if in_process(ready.config):
         return engine_here(ready.config, renderer)
     from ..cluster import Cluster
 
-    cluster = Cluster(ready, tempfile.gettempdir(), gpus)
+    cluster = Cluster(ready, tempfile.gettempdir(), reservation)
     stack.push_async_callback(cluster.close)
     return await cluster.lone_engine()
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,6 +22,7 @@ from ..config.section import Section
 from ..errors import ConfigError
 from ..image_store import ImageStore
 from ..model_folder import is_small, max_positions, model_config, resolve_model
+from ..placement import Reservation, reserved, wanted_by_trainer
 from ..report.progress import SHOWN_SUPERVISED
 from ..supervised.dataset import load_examples
 from ..supervised.examples import Examples
@@ -67,8 +69,10 @@ def run_command(kind: type[C], command: type[Section], argv: list[str], descript
         examples, held_out = _examples(config, model, ImageStore(folder.images))
         plan = make_plan(config, len(examples), tiny=is_small(model))
         _show(config, model, examples, held_out, plan)
+        wanted = wanted_by_trainer(config.parallel, gpus)
+        starter = _trainer_starter(session.enter_context(reserved(wanted, gpus, config.watchdog)))
         begin(folder, config, resume_from)
-        return _run(SupervisedParts(config, model, examples, held_out, plan, folder, _trainer_starter(), resume_from))
+        return _run(SupervisedParts(config, model, examples, held_out, plan, folder, starter, resume_from))
 
 
 def _dry_run(config: SupervisedConfig) -> int:
@@ -140,7 +144,7 @@ def _ending(parts: SupervisedParts, interrupted: bool) -> list[str]:
     return lines
 
 
-def _trainer_starter() -> StartTrainer:
+def _trainer_starter(reservation: Reservation) -> StartTrainer:
     from agentrl.trainers.group import SupervisedGroup
 
-    return SupervisedGroup.start
+    return partial(SupervisedGroup.start, reservation=reservation)

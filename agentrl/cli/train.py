@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from ..config.load import parse_command, with_stored_config
 from ..config.plan import Plan, describe, make_plan
 from ..errors import ConfigError
 from ..model_folder import is_small
+from ..placement import Reservation, reserved, wanted_by_run
 from ..preflight import Ready, look, make_ready
 from ..report.run_folder import RunFolder
 from ..training_run import RunParts, StartTrainer, train_run
@@ -58,10 +60,11 @@ def main(argv: list[str]) -> int:
         if command.dry_run:
             out.print(to_toml(config), markup=False, highlight=False)
             return DONE
+        reservation = session.enter_context(reserved(wanted_by_run(config, gpus), gpus, config.watchdog))
         begin(folder, config, resume_from)
-        parts = RunParts(
-            ready, plan, folder, filters_groups(config.algo, algorithm), gpus, _trainer_starter(), resume_from
-        )
+        filtered = filters_groups(config.algo, algorithm)
+        starter = _trainer_starter(reservation)
+        parts = RunParts(ready, plan, folder, filtered, reservation, starter, resume_from)
         return _run(parts)
 
 
@@ -141,7 +144,7 @@ def _show(ready: Ready, plan: Plan, gpus: float) -> None:
         out.print(line, highlight=False, soft_wrap=True)
 
 
-def _trainer_starter() -> StartTrainer:
+def _trainer_starter(reservation: Reservation) -> StartTrainer:
     from agentrl.trainers.group import TrainerGroup
 
-    return TrainerGroup.start
+    return partial(TrainerGroup.start, reservation=reservation)

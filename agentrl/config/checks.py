@@ -422,6 +422,24 @@ def _check_agent(config: Config) -> None:
         )
 
 
+def _check_transport(config: Config) -> None:
+    """A transport of weights has somewhere to go, and fits how engines and trainer share the GPUs."""
+    engine = config.engine
+    flag = f"--engine.transport {engine.transport}"
+    if "transport" not in engine.changed():
+        return
+    if engine.name in ("scripted", "random") or engine.name.startswith("openai:"):
+        raise ConfigError(f"{flag} is not used with --engine {engine.name}, which loads no weights.")
+    if config.run.replay is not None:
+        raise ConfigError(f"{flag} is not used with --replay: there are no engines.")
+    if engine.transport == "ipc" and not engine.colocated:
+        raise ConfigError(
+            f"{flag} hands weights over within one GPU: it needs --engine.colocated. Between GPUs there is nccl."
+        )
+    if engine.transport == "nccl" and engine.colocated:
+        raise ConfigError(f"{flag} is for GPUs apart; with --engine.colocated there are ipc and shm.")
+
+
 def check_engine(config: Config, known: Sequence[str]) -> None:
     """The engine is one of those a command knows or of an installed package; a script comes with the scripted one."""
     engine = config.engine
@@ -438,6 +456,7 @@ def check_engine(config: Config, known: Sequence[str]) -> None:
     for name in ("model", "token_file"):
         if name in engine.changed() and not engine.name.startswith("openai:"):
             raise ConfigError(f"--engine.{name.replace('_', '-')} is not used with --engine {engine.name}.")
+    _check_transport(config)
     if engine.name == "scripted" and engine.script is None:
         raise ConfigError("--engine scripted needs --engine.script path.py:function.")
     if engine.script is None:

@@ -93,6 +93,9 @@ class EngineSection(Section):
     """Most sequences an engine runs at once."""
     kv_cache_gb: float = Field(1.0, gt=0)
     """Memory for the KV cache on a CPU, in GB."""
+    transport: Literal["auto", "shm", "nccl", "ipc"] = "auto"
+    """How weights get from the trainer to the engines: shm, shared memory of one machine; nccl, from GPU to GPU; ipc, within the
+    GPU that both share. auto: ipc with engine.colocated, nccl where engines and trainer have GPUs, else shm."""
     update_timeout_s: float = Field(300.0, gt=0)
     """Longest weight update, in seconds."""
     max_restarts: int = Field(8, ge=0)
@@ -373,3 +376,5 @@ class WatchdogSection(Section):
     """Seconds after which whatever is awaited is named in the log."""
     fail_after: float = Field(600.0, gt=0)
     """Seconds after which it fails or is issued again."""
+    reserve_timeout_s: float = Field(600.0, gt=0)
+    """Longest wait for CPUs and GPUs that other jobs of the cluster hold, in seconds."""

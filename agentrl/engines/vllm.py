@@ -16,7 +16,7 @@ from .placeholders import check_expansion, collapse, refusal
 from .tool_parsing import MARKERS, Extract, parse_tool_calls, parser_class, vllm_extract
 from .vllm_noise import silence_expected
 from .vllm_options import VLLMOptions, engine_arguments
-from .vllm_plugin import BACKEND, register
+from .vllm_plugin import backend, register
 from .weights import WeightSource
 
 _FINISHES = ("stop", "length", "abort")
@@ -91,10 +91,14 @@ class VLLMEngine:
             self._open.set()
 
     async def update_weights(self, source: WeightSource, version: int) -> None:
-        """Load what a `WeightPublisher` published. Only between `pause` and `resume`; bounded by `update_timeout_s`."""
+        """Load what a `Publisher` published. Only between `pause` and `resume`; bounded by `update_timeout_s`."""
         self._refuse_broken()
         if self._open.is_set():
             raise EngineError("update_weights is called between pause and resume only")
+        if source.transport != self._options.transport:
+            raise EngineError(
+                f"weights by {source.transport} for an engine that takes them by {self._options.transport}"
+            )
         timeout_s = self._options.update_timeout_s
         try:
             async with self._engine_faults("update_weights"), asyncio.timeout(timeout_s):
@@ -205,7 +209,7 @@ async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
         _inspect_model_here(options)
     stats = Stats()
     llm = AsyncLLM.from_engine_args(
-        AsyncEngineArgs(**engine_arguments(options), weight_transfer_config={"backend": BACKEND}),
+        AsyncEngineArgs(**engine_arguments(options), weight_transfer_config={"backend": backend(options.transport)}),
         stat_loggers=[lambda config, index: stats],
     )
     extract = vllm_extract(parser, llm.get_tokenizer())

@@ -1,4 +1,4 @@
-"""vLLM's worker side of a weight update through shared memory: check the names, reload layer by layer, repack."""
+"""vLLM's worker side of a weight update: check the names, reload layer by layer, repack; and the transfer through shared memory."""
 
 from __future__ import annotations
 
@@ -35,47 +35,55 @@ class TransferUpdate(WeightTransferUpdateInfo):
     """Nothing to add: the update was announced whole."""
 
 
-class SharedMemoryTransfer(WeightTransferEngine[TransferInit, TransferUpdate]):
-    """Every update is announced by `init_weight_transfer_engine`, which checks it and touches nothing, then loaded whole.
+class CheckedTransfer:
+    """Every update is announced by `init_weight_transfer_engine`, which checks it and touches no weight, then loaded whole.
 
-    The announcement raises ValueError for a missing or unknown name, another shape, or blocks that do not hold what was
-    published; the engine then still has its old weights.
+    The announcement raises ValueError for a missing or unknown name or another shape; the engine then still has its old
+    weights. Stands before one of vLLM's `WeightTransferEngine` classes: `attach` gets ready for a source, `receive` loads it.
     """
 
     init_info_cls = TransferInit
     update_info_cls = TransferUpdate
     supports_draft_weight_update = False
-    _reader: WeightReader | None = None
+    device: torch.device
+    model: Any
+    model_config: Any
+    _announced: WeightSource | None = None
 
     def init_transfer_engine(self, init_info: TransferInit) -> None:
+        self._announced = None
         source = WeightSource.from_dict(init_info.source)
         sent = {spec.name: spec.shape for spec in source.tensors}
         expected = _checkpoint_shapes(Path(self.model_config.model))
         check_names(self._renamed(sent), self._renamed(expected), self._tied())
-        reader = WeightReader(source)
-        if reader.fingerprint() != source.fingerprint:
-            raise ValueError(f"the blocks of weight version {source.version} do not hold what was published")
-        self._reader = reader
+        self.attach(source)
+        self._announced = source
+
+    def attach(self, source: WeightSource) -> None:
+        raise NotImplementedError
+
+    def receive(self, source: WeightSource) -> None:
+        raise NotImplementedError
 
     def start_weight_update(self) -> None:
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As the base class does, but the CPU has no accelerator to wait for."""
-        self.receive_weights(self.parse_update_info(update_info))
+        self.receive_weights(TransferUpdate(**update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: TransferUpdate) -> None:
-        if self._reader is None:
+        if self._announced is None:
             raise RuntimeError("the weight update was not announced")
-        self.model.load_weights(self._reader.tensors())
+        self.receive(self._announced)
 
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         if self.device.type == "cpu":
             self._repack_head()
-        self.shutdown()
+        self._announced = None
 
     def _repack_head(self) -> None:
         """vLLM prepacks the output head for its CPU kernel and, when it is tied, does not renew that at a reload."""
@@ -97,6 +105,26 @@ class SharedMemoryTransfer(WeightTransferEngine[TransferInit, TransferUpdate]):
     def _tied(self) -> bool:
         config = self.model_config.hf_config
         return bool(config.tie_word_embeddings or config.get_text_config().tie_word_embeddings)
+
+
+class SharedMemoryTransfer(CheckedTransfer, WeightTransferEngine[TransferInit, TransferUpdate]):  # type: ignore[misc]
+    """From blocks of shared memory, refused in the announcement when they do not hold what was published."""
+
+    _reader: WeightReader | None = None
+
+    def attach(self, source: WeightSource) -> None:
+        reader = WeightReader(source)
+        if reader.fingerprint() != source.fingerprint:
+            raise ValueError(f"the blocks of weight version {source.version} do not hold what was published")
+        self._reader = reader
+
+    def receive(self, source: WeightSource) -> None:
+        assert self._reader is not None
+        self.model.load_weights(self._reader.tensors())
+
+    def finish_weight_update(self) -> None:
+        super().finish_weight_update()
+        self.shutdown()
 
     def shutdown(self) -> None:
         if self._reader is not None:

@@ -1,4 +1,4 @@
-"""Weights from trainer to engine through shared memory: a publisher that writes blocks, a manifest that travels.
+"""Weights from trainer to engine: the manifest that travels, and the transport through shared memory.
 
 The blocks are POSIX shared memory on the trainer's host. The publisher owns them: it unlinks them in `release`, and the
 resource tracker of its process tree does so when it dies. Readers map them and never unlink.
@@ -9,11 +9,11 @@ from __future__ import annotations
 import mmap
 import shutil
 import zlib
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import shared_memory
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -26,7 +26,9 @@ _SAMPLED_BYTES = 4096
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Where one tensor lies: `offset` bytes into block number `block`. `dtype` is torch's name, as in "float32"."""
+    """Where one tensor lies: `offset` bytes into block number `block`, or into what is sent. `dtype` is torch's name, as in
+    "float32".
+    """
 
     name: str
     dtype: str
@@ -38,9 +40,11 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class WeightSource:
-    """What an engine needs to read one version of the weights; plain values, so it travels anywhere on the host.
+    """What an engine needs to get one version of the weights; plain values, so it travels anywhere.
 
-    `fingerprint` covers every name, shape and each tensor's first 4 KiB: a block that was reused or misread differs.
+    `transport` says how they are fetched, and `fetch` holds what that needs besides. shm: the `blocks`; their `fingerprint`
+    covers every name, shape and each tensor's first 4 KiB, so that one that was reused or misread differs. nccl: where the group
+    meets and the engine's rank in it. ipc: the handle of each tensor.
     """
 
     version: int
@@ -48,6 +52,12 @@ class WeightSource:
     tensors: tuple[TensorSpec, ...]
     nbytes: int
     fingerprint: int
+    transport: str = "shm"
+    fetch: dict[str, Any] = field(default_factory=dict)
+
+    def with_fetch(self, **more: Any) -> WeightSource:
+        """The same with more in `fetch`."""
+        return replace(self, fetch={**self.fetch, **more})
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -57,6 +67,50 @@ class WeightSource:
         """The inverse of `to_dict`, also after a passage through msgpack or JSON (tuples become lists)."""
         tensors = tuple(TensorSpec(**{**spec, "shape": tuple(spec["shape"])}) for spec in values["tensors"])
         return cls(**{**values, "blocks": tuple(values["blocks"]), "tensors": tensors})
+
+
+class Publisher(Protocol):
+    """The trainer's side of a transport, on rank 0. One version at a time: `release` ends what `publish` began."""
+
+    def publish(self, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> WeightSource:
+        """Offer the tensors, under checkpoint names. Raises EngineError for an empty one and for a name given twice."""
+        ...
+
+    def send(self, source: WeightSource) -> None:
+        """Take part while engines load, where the transport wants it. `source` is as an engine was told it."""
+        ...
+
+    def release(self) -> None:
+        """Every engine has what was published, or will not get it."""
+        ...
+
+    def close(self) -> None:
+        """Free everything."""
+        ...
+
+
+def manifest(tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[TensorSpec, ...]:
+    """The specs of tensors that lie, or are sent, one after the other. Raises EngineError as `Publisher.publish` does."""
+    specs: dict[str, TensorSpec] = {}
+    offset = 0
+    for name, tensor in tensors:
+        refuse_twice(name, specs)
+        specs[name] = spec_of(name, tensor, 0, offset)
+        offset += tensor.nbytes
+    return tuple(specs.values())
+
+
+def refuse_twice(name: str, specs: Mapping[str, TensorSpec]) -> None:
+    if name in specs:
+        raise EngineError(f"the weight {name} was published twice")
+
+
+def spec_of(name: str, tensor: torch.Tensor, block: int, offset: int) -> TensorSpec:
+    """Raises EngineError for a tensor of size 0."""
+    if tensor.numel() == 0:
+        raise EngineError(f"the weight {name} has size 0: was a sharded parameter published without its gather?")
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return TensorSpec(name, dtype, tuple(tensor.shape), tensor.nbytes, block, offset)
 
 
 class WeightPublisher:
@@ -81,8 +135,7 @@ class WeightPublisher:
         self.release()
         specs: dict[str, TensorSpec] = {}
         for name, tensor in tensors:
-            if name in specs:
-                raise EngineError(f"the weight {name} was published twice")
+            refuse_twice(name, specs)
             specs[name] = self._write(name, tensor.detach())
         names = tuple(block.name for block in self._blocks)
         nbytes = sum(_aligned(spec.nbytes) for spec in specs.values())
@@ -90,15 +143,13 @@ class WeightPublisher:
         return replace(unsigned, fingerprint=WeightReader(unsigned).fingerprint())
 
     def _write(self, name: str, tensor: torch.Tensor) -> TensorSpec:
-        if tensor.numel() == 0:
-            raise EngineError(f"the weight {name} has size 0: was a sharded parameter published without its gather?")
+        spec = spec_of(name, tensor, 0, 0)
         if not self._blocks or self._filled + tensor.nbytes > self._blocks[-1].size:
             self._add_block(max(self._block_bytes, tensor.nbytes))
         _refuse_full(tensor.nbytes)
         target = torch.frombuffer(self._blocks[-1].buf, dtype=tensor.dtype, count=tensor.numel(), offset=self._filled)
         target.copy_(tensor.reshape(-1))
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        spec = TensorSpec(name, dtype, tuple(tensor.shape), tensor.nbytes, len(self._blocks) - 1, self._filled)
+        spec = replace(spec, block=len(self._blocks) - 1, offset=self._filled)
         self._filled += _aligned(tensor.nbytes)
         return spec
 
@@ -112,6 +163,13 @@ class WeightPublisher:
             block = self._blocks.pop()
             block.close()
             block.unlink()
+
+    def send(self, source: WeightSource) -> None:
+        """Nothing: engines read the blocks themselves."""
+
+    def close(self) -> None:
+        """Unlink what was published."""
+        self.release()
 
     def __enter__(self) -> WeightPublisher:
         return self

@@ -119,7 +119,10 @@ def test_what_does_not_go_with_it_is_refused(sections: dict[str, Any], said: str
 def test_it_is_for_one_gpu(gpus: float, count: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"GPU": gpus})
+    there = {"GPU": gpus, "CPU": 8.0}
+    for name, found in {"cluster_resources": there, "available_resources": there}.items():
+        monkeypatch.setattr(ray, name, lambda found=found: found)
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": there}])
     config = Config.model_validate({"engine": {"colocated": True, "count": count}})
     with pytest.raises(ConfigError, match=said):
         check_gpus(config)

@@ -12,6 +12,7 @@ from agentrl import ConfigError, GenerationRequest, Limits, Sampling, ScriptedEn
 from agentrl.cluster import Cluster
 from agentrl.config import Config
 from agentrl.config.checks import TRAINING_ENGINES, check_engine
+from agentrl.placement import Reservation
 from agentrl.preflight import EnvFacts, Ready
 from agentrl.registry import lookup
 
@@ -64,7 +65,7 @@ async def test_it_plays_in_a_process_of_its_own(parrot: None, ray_cluster: None,
     (tmp_path / "any").mkdir()
     (tmp_path / "any" / "config.json").write_text("{}")
     ready = Ready(config, str(tmp_path / "any"), {}, [], EnvFacts(None), Limits(), ())
-    cluster = Cluster(ready, tmp_path, 0.0)
+    cluster = Cluster(ready, tmp_path, Reservation())
     engine = await cluster.lone_engine()
     try:
         made = await engine.generate(GenerationRequest((1, 2, 3), Sampling(max_new_tokens=4), request_id="r"))

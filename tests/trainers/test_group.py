@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from agentrl.trainers.group import TrainerGroup, rank_resources
+from agentrl.trainers.group import TrainerGroup
 from PIL import Image as PILImage
 
 from agentrl import ConfigError, DataError, Image, InfrastructureError
-from agentrl.config import Config, ParallelSection
+from agentrl.config import Config
 from agentrl.image_store import ImageStore
 
 from ..engines import tiny
@@ -28,12 +28,6 @@ Start = Callable[..., Awaitable[TrainerGroup]]
 def test_importing_the_group_loads_neither_torch_nor_ray() -> None:
     code = "import sys, agentrl.trainers.group; assert not {'torch', 'ray', 'deepspeed'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_rank_takes_a_gpu_where_there_is_one() -> None:
-    assert rank_resources(ParallelSection(threads=2), cluster_gpus=0) == (2.0, 0.0)
-    assert rank_resources(ParallelSection(), cluster_gpus=4) == (1.0, 1.0)
-    assert rank_resources(ParallelSection(gpus=0.5), cluster_gpus=4) == (1.0, 0.5)
 
 
 def settings(**more: dict[str, Any]) -> dict[str, Any]:
