@@ -268,10 +268,9 @@ def _spawn(parallel: ParallelSection, reservation: Reservation, *, colocated: bo
     variables = {"OMP_NUM_THREADS": str(parallel.threads), "LOCAL_RANK": "0", "TOKENIZERS_PARALLELISM": "false"}
     if not share.gpus:
         variables["DS_ACCELERATOR"] = "cpu"
-    actor = ray.remote(RankProcess).options(
-        num_cpus=share.cpus, num_gpus=share.gpus, runtime_env={"env_vars": variables}
-    )
-    return [actor.options(**reservation.rank(index)).remote() for index in range(parallel.ranks)]
+    options = {"num_cpus": share.cpus, "num_gpus": share.gpus, "runtime_env": {"env_vars": variables}}
+    actor = ray.remote(RankProcess)
+    return [actor.options(**options, **reservation.rank(index)).remote() for index in range(parallel.ranks)]
 
 
 async def _settled(call: Any) -> None:

@@ -69,8 +69,8 @@ with reserved(Wanted(one, 1, one, 3, one_node=True), 0.0, WatchdogSection()) as 
             found["waited"] = "in vain"
     except InfrastructureError as error:
         found["waited"] = str(error)
-with reserved(Wanted(Share(2, 0), 1, one, 4), 0.0, WatchdogSection()) as places:
-    found["ranks"] = len(set(nodes(map(places.rank, range(4)))[1]))
+with reserved(Wanted(rank=one, ranks=2), 0.0, WatchdogSection()) as places:
+    found["ranks"] = len(set(nodes(map(places.rank, range(2)))[1]))
 print(json.dumps(found))
 """
 
