@@ -33,6 +33,10 @@ class InfrastructureError(AgentRLError):
     retryable = True
 
 
+class StoreFullError(InfrastructureError):
+    """Ray's object store has no room for what travels between processes, nor has the disk behind it."""
+
+
 class ConfigError(AgentRLError):
     """The user asked for something that cannot be. The message is one paragraph and names the flag."""
 

@@ -257,3 +257,18 @@ def message_text(message: Message) -> str:
     if isinstance(content, list):
         return "".join(part for part in content if isinstance(part, str))
     return content or ""
+
+
+def message_record(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message with each picture replaced by its hash."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = [_part_record(part) for part in content]
+    return {**message, "content": content}
+
+
+def _part_record(part: Any) -> Any:
+    """A part that came from a record is one already."""
+    if isinstance(part, dict):
+        return part
+    return {"type": "image", "sha256": part.sha256} if isinstance(part, Image) else {"type": "text", "text": str(part)}

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from ..config import ParallelSection, TrainerConfig
 from ..errors import AgentRLError, InfrastructureError
+from ..object_store import sent
 from ..placement import Reservation, cluster_gpus, rank_share
 from ..supervised.examples import Item
 from ..training import TrainReport
@@ -250,15 +251,8 @@ class SupervisedGroup(Ranks):
 def _shared(values: list[Any]) -> Any:
     """Stored once for all ranks of a host. Raises InfrastructureError when Ray has no room for it."""
     import ray
-    from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
-    try:
-        return ray.put(values)
-    except (ObjectStoreFullError, OutOfDiskError) as error:
-        said = str(error).splitlines()[0]
-        raise InfrastructureError(
-            f"Ray's object store has no room for a batch of {len(values)} rows: {said}"
-        ) from error
+    return sent(ray.put, f"a batch of {len(values)} rows", values)
 
 
 def _spawn(parallel: ParallelSection, reservation: Reservation, *, colocated: bool) -> list[Any]:

@@ -12,7 +12,7 @@ LONGEST_TEXT = 2000
 
 
 def transcript(messages: Iterable[Message]) -> list[str]:
-    """Every message under its role; pictures as their size, tool calls as they were made, long texts cut."""
+    """Every message under its role; pictures as their hash, and size where it is known, tool calls as they were made, long texts cut."""
     return [line for message in messages for line in _message(message)]
 
 
@@ -30,6 +30,8 @@ def _part(part: Any) -> list[str]:
     if isinstance(part, Image):
         width, height = part.size
         return [f"<image {width}x{height} {part.sha256[:12]}>"]
+    if isinstance(part, dict) and part.get("type") == "image":
+        return [f"<image {part.get('sha256', '')[:12]}>"]
     text = str(part)
     shown = text[:LONGEST_TEXT] + (f" … ({len(text)} characters)" if len(text) > LONGEST_TEXT else "")
     return [_printable(line) for line in shown.splitlines()]

@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError, TaskCancelledE
 from ..engine import Generation, GenerationRequest, Health, Memory, PauseMode
 from ..errors import AgentRLError, EngineError
 from ..messages import ToolCall
+from ..object_store import sent
 from .vllm_options import VLLMOptions, environment
 from .weights import WeightSource
 
@@ -72,7 +73,7 @@ class RayEngine:
     """An `Engine` that lives in a `VLLMActor`; picklable, any number of copies in any process.
 
     `version` is the newest this copy has seen, in its own updates, health checks and generations. Every failure of the
-    actor or on the way to it is an EngineError. Cancelling a call cancels it in the actor too.
+    actor or on the way to it is an EngineError, but for a request that does not fit into Ray's object store. Cancelling a call cancels it in the actor too.
     """
 
     def __init__(
@@ -98,7 +99,9 @@ class RayEngine:
             raise
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        generation: Generation = await _call(self.actor.generate.remote(request))
+        """Raises StoreFullError besides, when Ray has no room for the request's pictures."""
+        reference = sent(self.actor.generate.remote, "the pictures of a request", request)
+        generation: Generation = await _call(reference)
         self.version = max([self.version, *(span.version for span in generation.version_spans)])
         return generation
 

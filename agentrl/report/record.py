@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..messages import Image
+from ..messages import message_record
 from ..rollout.episode import EpisodeResult
 from ..rollout.group import Batch, Group
 from ..rollout.orders import draw_id
@@ -96,18 +96,3 @@ def row_record(row: Row, advantage: NDArray[np.float32] | None) -> dict[str, Any
 def exact(values: NDArray[np.float32]) -> list[float]:
     """Each as the shortest decimal that is this float32 and no other."""
     return values.astype(np.float32).astype(str).astype(np.float64).tolist()
-
-
-def message_record(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message with each picture replaced by its hash."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = [_part_record(part) for part in content]
-    return {**message, "content": content}
-
-
-def _part_record(part: Any) -> Any:
-    """A part that came from a record is one already."""
-    if isinstance(part, dict):
-        return part
-    return {"type": "image", "sha256": part.sha256} if isinstance(part, Image) else {"type": "text", "text": str(part)}

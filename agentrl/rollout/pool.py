@@ -7,7 +7,8 @@ import logging
 from dataclasses import replace
 from typing import Any
 
-from ..errors import AgentRLError, InfrastructureError
+from ..errors import AgentRLError, InfrastructureError, StoreFullError
+from ..object_store import no_room, sent
 from .episode import EpisodeOrder, EpisodeResult
 from .watchdog import within
 from .worker import RolloutWorker, WorkerSpec
@@ -95,10 +96,12 @@ class WorkerPool:
         except RayTaskError as error:
             if isinstance(error.cause, AgentRLError):
                 raise error.cause from None
-            raise
+            raise (no_room("an episode's result", error) or error) from error
         except RayError as error:
             message = str(error).splitlines()[0]
             raise InfrastructureError(f"rollout worker {index}: {type(error).__name__}: {message}") from error
+        except StoreFullError:
+            raise
         except InfrastructureError:
             self._replace(index, worker, "does not answer")
             raise
@@ -160,7 +163,8 @@ async def _call(method: Any, order: EpisodeOrder) -> EpisodeResult:
     """One actor call; a cancelled caller cancels the episode in the worker, which has CLOSE_S to close its environment."""
     import ray
 
-    answer = asyncio.ensure_future(_awaited(reference := method.remote(order)))
+    reference = sent(method.remote, "a task", order)
+    answer = asyncio.ensure_future(_awaited(reference))
     try:
         return await asyncio.shield(answer)
     except asyncio.CancelledError:

@@ -14,6 +14,7 @@ from ..engine import Engine
 from ..env_loop import EnvLoops
 from ..executor import AgentExecutorBase, RolloutContext, play
 from ..image_store import ImageStore
+from ..messages import message_record
 from ..renderer import Renderer
 from .episode import EpisodeOrder, EpisodeResult, result_of
 
@@ -87,6 +88,12 @@ class RolloutWorker(EpisodePlayer):
             ImageStore(spec.image_dir),
             spec.config.env.shown or "data",
         )
+
+    async def play(self, order: EpisodeOrder) -> EpisodeResult:
+        """Pictures stay in the image store: in the messages there are their hashes, and nothing large travels."""
+        result = await super().play(order)
+        result.messages = [message_record(message) for message in result.messages]
+        return result
 
     async def set_engine(self, index: int, engine: Any) -> None:
         """Another engine in the place of a lost one."""

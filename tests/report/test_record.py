@@ -7,8 +7,8 @@ import json
 import numpy as np
 from PIL import Image as PILImage
 
-from agentrl.messages import Image, Text
-from agentrl.report.record import batch_records, episode_record, group_records, message_record, row_record
+from agentrl.messages import Image, Text, message_record
+from agentrl.report.record import batch_records, episode_record, group_records, row_record
 from agentrl.rollout.group import Batch
 from agentrl.training import TrainReport
 

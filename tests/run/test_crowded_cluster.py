@@ -1,4 +1,4 @@
-"""A run's place on a cluster of two nodes: refused, reserved, waited for, freed."""
+"""A run on a cluster of two nodes that others use as well, with small object stores and no space on the disk behind them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 from agentrl.placement import Share, Wanted
 
 from .test_ending import wait_until
-from .test_faults import LETTERS, SIZES, Running, policy
+from .test_faults import Running
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+PICTURES = Path(__file__).with_name("pictures.py")
 HOLDER = """
 import sys, time, ray
 from agentrl.config import Config
@@ -77,12 +78,16 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster of a node with 2 CPUs and one with 4, to which this process is not connected."""
+    """A cluster of a node with 2 CPUs and one with 4, to which this process is not connected. Each has an object store of 80 MiB,
+    and takes its disk for full.
+    """
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, connect=False, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    store = {"object_store_memory": 80 * 2**20}
+    head = {"num_cpus": 2, "include_dashboard": False, "_system_config": {"local_fs_capacity_threshold": 0.0001}}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args=head | store)
     try:
-        cluster.add_node(num_cpus=4)
+        cluster.add_node(num_cpus=4, **store)
         yield cluster.address
     finally:
         cluster.shutdown()
@@ -115,25 +120,43 @@ def test_places_are_refused_reserved_and_waited_for(address: str) -> None:
     assert f"waiting for {said}" in run.stderr
 
 
-def test_a_run_waits_for_what_a_killed_job_held_and_leaves_nothing_behind(
+def test_a_run_waits_for_room_in_the_cluster_and_in_its_object_store(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It begins when the job that held all CPUs is killed. Pictures that do not fit into the store cost attempts, which the log
+    explains, and no episode; nothing is held afterwards.
+    """
+    from ..engines import tiny
+
+    tiny.vision_model(tmp_path / "model")
     monkeypatch.setenv("RAY_ADDRESS", address)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
-    scripted = ["--engine", "scripted", "--engine.script", f"{LETTERS}:reply", "--train.steps", "1"]
+    engine = ["--engine", "scripted", "--engine.script", f"{PICTURES}:reply", "--model", str(tmp_path / "model")]
+    sizes = ["--train.batch-groups", "4", "--rollout.n-samples", "4", "--rollout.max-len", "512"]
+    lengths = ["--rollout.max-new-tokens", "16", "--rollout.retries", "9", "--eval.no-enable", "--train.steps", "1"]
     run = None
     try:
         assert holder.stdout is not None and "held" in holder.stdout.readline()
-        run = Running(tmp_path, *policy(tmp_path), *scripted, *SIZES)
+        run = Running(tmp_path, "--env", f"{PICTURES}:Noise", *engine, *sizes, *lengths)
         run.wait(lambda: "waiting for 1 CPUs for the trainer; free are 0 of 6 CPUs" in run.log.read_text(), 120)
         assert not (tmp_path / "run").exists()
         holder.send_signal(signal.SIGKILL)
-        assert run.process.wait(120) == 0, run.log.read_text()[-3000:]
+        assert run.process.wait(200) == 0, run.log.read_text()[-3000:]
     finally:
         holder.kill()
         if run is not None:
             run.end()
-    assert run.steps() == [1]
+    said = run.log.read_text()
+    assert (
+        "attempt 1 lost, played again: StoreFullError: no room for the pictures of a request: Ray's object store and"
+        in said
+    )
+    assert "Traceback" not in said and run.steps() == [1]
+    (path,) = (tmp_path / "run" / "rollouts").glob("*1.jsonl")
+    lines = [json.loads(line) for line in path.open()]
+    assert len(lines) >= 16 and all(line["error"] is None for line in lines)
+    pictures = {line["messages"][0]["content"][0]["sha256"] for line in lines if line["rows"]}
+    assert pictures <= {path.stem for path in (tmp_path / "run" / "images").iterdir()}
     assert wait_until(lambda: groups_left(address) == 0, 20)
 
 
