@@ -37,7 +37,8 @@ class Share:
         return {name: amount for name, amount in (("CPU", self.cpus), ("GPU", self.gpus)) if amount}
 
     def __str__(self) -> str:
-        return f"{self.cpus:g} CPUs and {self.gpus:g} GPUs" if self.gpus else f"{self.cpus:g} CPUs"
+        named = ((self.cpus, "CPU"), (self.gpus, "GPU"))
+        return " and ".join(f"{amount:g} {name}{'s' * (amount != 1)}" for amount, name in named if amount)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import ray
 
 from agentrl import InfrastructureError, Limits, Sampling, Task
 from agentrl.config import Config
+from agentrl.errors import StoreFullError
 from agentrl.rollout.episode import EpisodeOrder
 from agentrl.rollout.pool import WorkerPool
 from agentrl.rollout.worker import WorkerSpec
@@ -55,6 +56,27 @@ async def test_a_worker_that_does_not_answer_is_replaced(killed: list[Any]) -> N
     with pytest.raises(InfrastructureError, match="episode r"):
         await pool.play(ORDER)
     assert killed == [deaf] and pool.replaced == 1 and pool._workers[0] is not deaf
+
+
+async def test_a_full_object_store_is_no_fault_of_the_worker(killed: list[Any]) -> None:
+    """On the way to the worker and on the way back; the cause is named and the episode may be played again."""
+    from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError
+
+    pool = make_pool()
+    full = RayTaskError("play", "as text", OutOfDiskError("disk"), pid=1, ip="", proctitle="").as_instanceof_cause()
+    for raised, what in ((ObjectStoreFullError("store"), "a task"), (full, "an episode's result")):
+
+        def remote(order: Any, raised: Exception = raised) -> Any:
+            if raised is not full:
+                raise raised
+            answer = asyncio.get_running_loop().create_future()
+            answer.set_exception(raised)
+            return answer
+
+        pool._workers[0].remote = remote
+        with pytest.raises(StoreFullError, match=f"no room for {what}: Ray's object store .*--rollout.max-episodes"):
+            await pool.play(ORDER)
+    assert not killed and pool.replaced == 0 and StoreFullError.retryable
 
 
 async def test_a_cancelled_episode_may_close_its_environment_first(killed: list[Any]) -> None:
