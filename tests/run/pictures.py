@@ -1,4 +1,4 @@
-"""An environment whose pictures do not compress: one request of it takes 17 MB."""
+"""An environment whose pictures do not compress: one request of it takes 48 MB."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from PIL import Image as PILImage
 
 from agentrl import Env, GenerationRequest, Image, Reply, Task
 
-SIDE = 2400
+SIDE = 4000
 
 
 class Noise(Env):
@@ -31,4 +31,4 @@ class Noise(Env):
 def reply(request: GenerationRequest) -> Reply:
     """By the seed of the request, and slowly: its pictures stay in the object store meanwhile."""
     seed = request.sampling.seed or 0
-    return Reply([65 + seed % 26] * (1 + seed % 2) + [258], [-3.0] * (2 + seed % 2), delay_s=4.0)
+    return Reply([65 + seed % 26] * (1 + seed % 2) + [258], [-3.0] * (2 + seed % 2), delay_s=8.0)
