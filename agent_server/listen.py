@@ -15,9 +15,13 @@ from fastapi import FastAPI
 from agentrl.errors import ConfigError
 from agentrl.tokens import read_token
 
+from .connection import WatchedProtocol
+
 __all__ = ["bind", "check_bind", "is_loopback", "listening", "make_server", "read_token", "serve_forever", "url_of"]
 
 BACKLOG = 2048
+IDLE_S = 60
+"""How long a connection is kept that no client asks on."""
 
 
 def is_loopback(host: str) -> bool:
@@ -75,6 +79,7 @@ def make_server(app: FastAPI, lifespan: Literal["auto", "off"] = "auto") -> Serv
     """uvicorn without an access log (paths and keys stay out of logs) and without compression of WebSocket messages."""
     config = uvicorn.Config(
         app,
+        http=WatchedProtocol,
         log_config=None,
         access_log=False,
         server_header=False,
@@ -82,6 +87,7 @@ def make_server(app: FastAPI, lifespan: Literal["auto", "off"] = "auto") -> Serv
         ws_max_size=app.state.bounds.body,
         ws_per_message_deflate=False,
         lifespan=lifespan,
+        timeout_keep_alive=IDLE_S,
         timeout_graceful_shutdown=5,
     )
     return Server(config)

@@ -1,17 +1,22 @@
-"""Sending a reply, and knowing whether it arrived: a client that leaves early cancels what is sampled for it."""
+"""Sending a reply, and knowing whether it arrived: a client that leaves early cancels what is sampled for it.
+
+A reply counts as delivered when the client's side has taken its last byte, and not any more when the client breaks off with
+something of it unread.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from agentrl.policy_session import Call, Turn
+from agentrl.policy_call import Call, Turn
 
+from .connection import Connection, connection_of
 from .policy_errors import Fault, fault_of
 from .policy_exchange import Exchange, dumps
 
@@ -20,13 +25,16 @@ PACE_S = 0.005
 KEEP_ALIVE_S = 15.0
 STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
+Sent = list[Turn] | None
+"""The replies that were written in full; None where none were."""
+
 
 def error_response(fault: Fault, body: Callable[[Fault], dict[str, Any]]) -> JSONResponse:
     return JSONResponse(body(fault), status_code=fault.status, headers=fault.headers)
 
 
 class Answer(Response):
-    """The answer to one call. It counts as delivered when its last part is handed over to a client that is still there."""
+    """The answer to one call."""
 
     def __init__(self, exchange: Exchange, call: Call) -> None:
         super().__init__()
@@ -34,7 +42,17 @@ class Answer(Response):
         self.call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answering = asyncio.ensure_future(self._answer(scope, receive, send))
+        connection = connection_of(scope)
+        async with self.call.attended():
+            turns = await self._unless_gone(self._answer(scope, receive, send, connection), receive)
+            if turns and await connection.taken():
+                self.exchange.delivered(turns)
+                self.call.deliver()
+                connection.watch(self.call.withdraw)
+
+    async def _unless_gone(self, answer: Coroutine[Any, Any, Sent], receive: Receive) -> Sent:
+        """The answer, which a client that leaves ends."""
+        answering = asyncio.ensure_future(answer)
         leaving = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -43,36 +61,31 @@ class Answer(Response):
             if not answering.done():
                 answering.cancel()
             await asyncio.wait({answering})
-        if not answering.cancelled():
-            answering.result()
+        return None if answering.cancelled() else answering.result()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self.call.attended():
-            if self.exchange.stream:
-                await self._stream(send)
-                return
-            try:
-                turns = await self.call.turns()
-            except Exception as error:
-                await error_response(fault_of(error), self.exchange.error_body)(scope, receive, send)
-                return
-            whole = dumps(self.exchange.whole(self.call, turns)).encode()
-            await _start(send, {"content-type": "application/json", "content-length": str(len(whole))})
-            self._deliver(turns)
-            await _body(send, whole, more=False)
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, connection: Connection) -> Sent:
+        if self.exchange.stream:
+            return await self._stream(send, connection)
+        try:
+            turns = await self.call.turns()
+        except Exception as error:
+            await error_response(fault_of(error), self.exchange.error_body)(scope, receive, send)
+            return None
+        whole = dumps(self.exchange.whole(self.call, turns)).encode()
+        await _start(send, {"content-type": "application/json", "content-length": str(len(whole))})
+        return turns if await _end(send, whole, connection) else None
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, send: Send, connection: Connection) -> Sent:
         await _start(send, STREAM_HEADERS)
         await _pieces(send, self.exchange.opening(self.call))
         try:
             turns = await self._turns(send)
         except Exception as error:
             await _body(send, self.exchange.failed(fault_of(error)), more=False)
-            return
+            return None
         await _pieces(send, self.exchange.said(self.call, turns))
         closing = b"".join(self.exchange.closing(self.call, turns))
-        self._deliver(turns)
-        await _body(send, closing, more=False)
+        return turns if await _end(send, closing, connection) else None
 
     async def _turns(self, send: Send) -> list[Turn]:
         """The replies; a comment now and then keeps proxies from closing the stream meanwhile."""
@@ -83,10 +96,6 @@ class Answer(Response):
             return coming.result()
         finally:
             coming.cancel()
-
-    def _deliver(self, turns: list[Turn]) -> None:
-        self.exchange.delivered(turns)
-        self.call.deliver()
 
 
 async def _gone(receive: Receive) -> None:
@@ -102,6 +111,15 @@ async def _start(send: Send, headers: dict[str, str]) -> None:
 
 async def _body(send: Send, body: bytes, *, more: bool = True) -> None:
     await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def _end(send: Send, body: bytes, connection: Connection) -> bool:
+    """The last body; whether it was written. It goes out in one piece with the end of the response: clients stop reading there."""
+    await connection.drained()
+    if connection.lost:
+        return False
+    await _body(send, body, more=False)
+    return True
 
 
 async def _pieces(send: Send, pieces: Iterable[bytes]) -> None:

@@ -14,6 +14,7 @@ from agentrl.errors import DataError
 from agentrl.policy_ask import BadAskError
 from agentrl.policy_session import PolicySession, fingerprint
 
+from .connection import settled
 from .http import ApiError, Bounds, described_body, make_app, read_json
 from .policy_answer import Answer, error_response
 from .policy_chat import ChatExchange, ChatRequest, function_tool
@@ -178,6 +179,7 @@ def _add_rollout(app: FastAPI, desk: Desk) -> None:
     async def end(request: Request) -> Response:
         session = desk.find(_headers(request))
         session.refuse_ended()
+        await settled()
         await session.end()
         return JSONResponse({"ok": True})
 

@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.policy_ask import Ask, BadAskError
-from agentrl.policy_session import Call, PolicySession, Turn
+from agentrl.policy_call import Call, Turn
+from agentrl.policy_session import PolicySession
 
 from .policy_errors import Fault
 from .policy_exchange import Exchange, chat_message, event, pieces, sampled_tokens, stop_strings

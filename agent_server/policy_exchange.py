@@ -12,7 +12,8 @@ from typing import Any
 
 from agentrl.messages import Message, as_message
 from agentrl.policy_ask import Ask, BadAskError, arguments_value
-from agentrl.policy_session import Call, PolicySession, Turn
+from agentrl.policy_call import Call, Turn
+from agentrl.policy_session import PolicySession
 
 from .policy_errors import Fault
 

@@ -13,6 +13,7 @@ from agentrl.errors import AgentRLError, ConfigError, InfrastructureError
 from agentrl.policy_session import PolicySession
 from agentrl.renderer import Renderer
 
+from .connection import settled
 from .listen import bind, check_bind, listening
 from .policy_app import policy_app
 from .policy_desk import RolloutDesk
@@ -99,6 +100,7 @@ class PolicyHost:
         try:
             yield root, key
         finally:
+            await settled()
             await session.end()
             self.desk.close(key)
 

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.messages import Message, as_message
 from agentrl.policy_ask import Ask, BadAskError
-from agentrl.policy_session import Call, PolicySession, Turn
+from agentrl.policy_call import Call, Turn
+from agentrl.policy_session import PolicySession
 
 from .policy_chat import function_tool
 from .policy_errors import Fault

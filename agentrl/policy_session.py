@@ -13,8 +13,7 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -28,11 +27,11 @@ from .policy_ask import (
     BadAskError,
     ContextLengthError,
     SessionEndedError,
-    arguments_value,
     chain,
     changes_distribution,
     following,
 )
+from .policy_call import Call, Turn, assistant_message
 from .renderer import Prompt
 from .reward import Verdict
 from .seeds import call_id
@@ -47,30 +46,6 @@ ENGINE_WISHES = ("temperature", "top_p", "top_k", "min_p")
 
 
 @dataclass(eq=False)
-class Turn:
-    """One reply: `content` and `calls` as they are sent, `finish` stop | length | placeholder | tool_calls."""
-
-    prompt: Prompt
-    node: Node
-    generation: Generation
-    content: str
-    calls: tuple[ToolCall, ...]
-    stop: str | None
-    """The stop string that cut the text."""
-    link: bytes
-
-    @property
-    def finish(self) -> str:
-        reason = self.generation.finish_reason
-        return "tool_calls" if self.calls and reason == "stop" else reason
-
-    @property
-    def message(self) -> Message:
-        """The reply as a chat message, arguments as JSON values."""
-        return _assistant(self.content, self.calls)
-
-
-@dataclass(eq=False)
 class _Context:
     """A rendered conversation and its place in the trajectory; `link` is its entry in the chain."""
 
@@ -79,64 +54,11 @@ class _Context:
     link: bytes
 
 
-@dataclass(eq=False)
-class Call:
-    """One request and its replies. `deliver` is called once they have been sent in full: only then are they trained."""
-
-    session: PolicySession
-    fingerprint: str
-    prompt_tokens: int
-    _sampling: asyncio.Task[list[Turn]]
-    delivered: bool = False
-    _attending: int = 0
-
-    @asynccontextmanager
-    async def attended(self) -> AsyncIterator[Call]:
-        """While somebody waits for the replies. When the last one leaves too early, the engine's request is cancelled."""
-        self._attending += 1
-        try:
-            yield self
-        finally:
-            self._attending -= 1
-            if not self._attending:
-                self._sampling.cancel()
-
-    async def turns(self) -> list[Turn]:
-        """The replies, `n` of them. Raises what sampling raised, SessionEndedError when the rollout ended meanwhile."""
-        await asyncio.wait({self._sampling})
-        if self._sampling.cancelled():
-            raise SessionEndedError("the rollout ended before the reply was sampled")
-        return self._sampling.result()
-
-    def deliver(self) -> None:
-        """The agent has all of it."""
-        if not self.delivered:
-            self.delivered = True
-            self.session.take_delivered(self._sampling.result())
-
-    @property
-    def replayable(self) -> bool:
-        """Under way or done; a cancelled or failed one has nothing to repeat."""
-        sampling = self._sampling
-        if not sampling.done():
-            return not sampling.cancelling()
-        return not sampling.cancelled() and sampling.exception() is None
-
-    @property
-    def dropped(self) -> bool:
-        """Sampled, but the client left before it had everything."""
-        return self.replayable and self._sampling.done() and not self.delivered and not self._attending
-
-    async def cancel(self) -> None:
-        self._sampling.cancel()
-        await asyncio.wait({self._sampling})
-
-
 class PolicySession:
     """The conversations of one rollout. Methods may be called concurrently from the tasks of one event loop.
 
     `failure` is what the engine last failed with, until it answers again; `exhausted` = the last thing that happened is a
-    refusal for want of budget. `record` holds every reply; one that was not delivered is in it as aborted. `conversations`
+    refusal for want of budget; `ended` = no request is answered any more, `over` = the record is complete. `record` holds every reply; one that was not delivered is in it as aborted. `conversations`
     is for dialects in which a request names an earlier reply instead of repeating what was said.
     """
 
@@ -152,6 +74,7 @@ class PolicySession:
         self.record = record
         self.sampling = sampling
         self.ended = False
+        self.over = False
         self.failure: AgentRLError | None = None
         self.exhausted = False
         self.conversations: dict[str, tuple[Message, ...]] = {}
@@ -162,7 +85,8 @@ class PolicySession:
         self._calls: defaultdict[str, list[Call]] = defaultdict(list)
         self._by_key: dict[str, Call] = {}
         self._pictures: dict[bytes, Image] = {}
-        self._last: Turn | None = None
+        self._had: list[Turn] = []
+        self._ending = asyncio.Lock()
         self._posted: set[str] = set()
         self._turns = 0
         self._call_ids = 0
@@ -254,6 +178,8 @@ class PolicySession:
         """Where the request stands: after the longest known prefix, or at a root of its own."""
         links = chain(ask.messages, ask.tools)
         turn, covered = self._longest(links)
+        if turn is not None:
+            turn.echoed = True
         place = (turn.node if turn else None, links[-1])
         if place not in self._contexts:
             self._contexts[place] = self._render(ask, turn, covered, links[-1])
@@ -332,7 +258,7 @@ class PolicySession:
         self.failure = None
         if generation.finish_reason == "placeholder":
             self.count("renderer/placeholder")
-        link = following(context.link, _assistant(content, calls))
+        link = following(context.link, assistant_message(content, calls))
         return Turn(context.prompt, node, generation, content, calls, stop, link)
 
     def _lost(self, context: _Context, node: Node | None, error: BaseException) -> None:
@@ -373,11 +299,27 @@ class PolicySession:
         """Replies that the agent has: from now on they are trained, and known when they are echoed."""
         for turn in turns:
             turn.node.generation = turn.generation
-            self.record.messages.append(turn.message)
-            self._last = turn
+            turn.entry = turn.message
+            self.record.messages.append(turn.entry)
+            self._had.append(turn)
             if turn.generation.finish_reason != "placeholder":
                 self._known[turn.link] = turn
         self.exhausted = False
+
+    def take_back(self, turns: list[Turn]) -> None:
+        """Replies of which the agent turned out not to have all. A reward that was posted meanwhile is the turn's before."""
+        for turn in turns:
+            turn.node.generation = _aborted(turn.generation)
+            self._had.remove(turn)
+            self.record.messages = [message for message in self.record.messages if message is not turn.entry]
+            same = [other for other in self._had if other.link == turn.link]
+            if same:
+                self._known[turn.link] = same[-1]
+            else:
+                self._known.pop(turn.link, None)
+            posted, turn.node.reward = turn.node.reward, None
+            if posted is not None and self._last is not None:
+                self._last.node.reward = posted + (self._last.node.reward or 0.0)
 
     # ------------------------------------------------------------------ the verdict and the end
 
@@ -419,14 +361,26 @@ class PolicySession:
         self.record.metrics.update(verdict.metrics)
 
     @property
+    def _last(self) -> Turn | None:
+        return self._had[-1] if self._had else None
+
+    @property
     def last_text(self) -> str:
         """What the model wrote last; '' when it wrote nothing."""
         return self._last.content if self._last is not None else ""
 
     async def end(self) -> None:
-        """No request is answered any more, and those under way are cancelled. The record says how the rollout ended."""
+        """No request is answered any more, and those under way are cancelled. The record says how the rollout ended. Another
+        end changes nothing; it waits for the first.
+        """
         self.ended = True
         self.ctx.gives_up = False
+        async with self._ending:
+            if not self.over:
+                await self._conclude()
+                self.over = True
+
+    async def _conclude(self) -> None:
         calls = [call for same in self._calls.values() for call in same]
         await asyncio.gather(*(call.cancel() for call in calls))
         undelivered = sum(call.replayable and not call.delivered for call in calls)
@@ -438,20 +392,6 @@ class PolicySession:
 
     def count(self, key: str, n: int = 1) -> None:
         self.record.metrics[key] = self.record.metrics.get(key, 0.0) + n
-
-
-def _assistant(content: str, calls: tuple[ToolCall, ...]) -> Message:
-    message: Message = {"role": "assistant", "content": content}
-    if calls:
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": arguments_value(call.raw)},
-            }
-            for call in calls
-        ]
-    return message
 
 
 def _aborted(generation: Generation) -> Generation:

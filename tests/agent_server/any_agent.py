@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import re
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,10 @@ from openai import AsyncOpenAI
 
 from .conftest import TOOL
 
+SIP = 100
+"""Bytes; no answer is as short."""
+THINK_S = 0.06
+"""By then the rest of a stream is there."""
 RETRY = {"x-stainless-retry-count": "1"}
 Dialect = Callable[..., Any]
 
@@ -37,7 +42,7 @@ class Clients:
         root = str(client.base_url).rstrip("/").removesuffix("/v1")
         self.anthropic = AsyncAnthropic(base_url=root, api_key=client.api_key, max_retries=2)
 
-    async def chat(self, history: list[Said], stream: bool = False, leave: bool = False, **options: Any) -> list[Said]:
+    async def chat(self, history: list[Said], stream: bool = False, leave: float = 0.0, **options: Any) -> list[Said]:
         asked: dict[str, Any] = {"model": "m", "messages": _chat(history), "tools": [TOOL], **options}
         if not stream:
             choices = (await self.openai.chat.completions.create(**asked)).choices
@@ -45,11 +50,11 @@ class Clients:
         async with self.openai.chat.completions.stream(**asked) as events:
             async for event in events:
                 if leave and event.type == "content.delta" and event.delta:
-                    return []
+                    return await _enough(leave)
             completion = await events.get_final_completion()
         return [_read_chat(choice.message) for choice in completion.choices]
 
-    async def responses(self, history: list[Said], stream: bool = False, leave: bool = False, **options: Any) -> Any:
+    async def responses(self, history: list[Said], stream: bool = False, leave: float = 0.0, **options: Any) -> Any:
         function = {"type": "function", **TOOL["function"]}
         asked: dict[str, Any] = {"model": "m", "input": _items(history), "tools": [function], **options}
         if not stream:
@@ -57,10 +62,10 @@ class Clients:
         async with self.openai.responses.stream(**asked) as events:
             async for event in events:
                 if leave and event.type == "response.output_text.delta":
-                    return []
+                    return await _enough(leave)
             return [_read_response(await events.get_final_response())]
 
-    async def messages(self, history: list[Said], stream: bool = False, leave: bool = False, **options: Any) -> Any:
+    async def messages(self, history: list[Said], stream: bool = False, leave: float = 0.0, **options: Any) -> Any:
         function = TOOL["function"]
         tool = {"name": function["name"], "description": function["description"]}
         tool["input_schema"] = function["parameters"]
@@ -70,8 +75,34 @@ class Clients:
         async with self.anthropic.messages.stream(**asked, **options) as events:
             async for event in events:
                 if leave and event.type == "content_block_delta":
-                    return []
+                    return await _enough(leave)
             return [_read_message(await events.get_final_message())]
+
+    async def sip(self, history: list[Said]) -> None:
+        """Ask without a stream, read the beginning of the answer, and go."""
+        url = self.openai.base_url
+        asked = json.dumps({"model": "m", "messages": _chat(history), "tools": [TOOL]}).encode()
+        with await asked_by_hand(url.host, url.port or 80, self.openai.api_key, asked) as socket:
+            assert await asyncio.get_running_loop().sock_recv(socket, SIP)
+
+
+async def asked_by_hand(host: str, port: int, key: str, body: bytes) -> socket.socket:
+    """A socket on which a chat completion has been asked for. What it holds is read when it is asked to, and no earlier."""
+    loop, asking = asyncio.get_running_loop(), socket.socket()
+    asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    asking.setblocking(False)
+    await loop.sock_connect(asking, (host, port))
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}"
+    )
+    await loop.sock_sendall(asking, f"{head}\r\n\r\n".encode() + body)
+    return asking
+
+
+async def _enough(think_s: float) -> list[Said]:
+    """The agent thinks about what it has seen so far, and leaves."""
+    await asyncio.sleep(think_s)
+    return []
 
 
 def _chat(history: list[Said]) -> list[dict[str, Any]]:
@@ -178,7 +209,7 @@ class AnyAgent:
         options: dict[str, Any] = {"stream": bool(dice // 3 % 2)}
         if what == "n":
             ask, options = self.clients.chat, {**options, "n": 2}
-        if what in ("cancel", "leave"):
+        if what in ("cancel", "leave", "sip"):
             await self._left(ask, history, what, dice)
             if dice // 5 % 2:
                 return
@@ -191,9 +222,11 @@ class AnyAgent:
         self._histories += [[*history, reply, *self._answers(reply, dice)] for reply in replies]
 
     async def _left(self, ask: Dialect, history: list[Said], what: str, dice: int) -> None:
-        """Ask and go: while it is sampled, or in the middle of the text."""
+        """Ask and go: while it is sampled, in the middle of the text, at once or after a thought, or in the middle of a body."""
         before, self.leaving = self._begun(), True
-        asking = asyncio.ensure_future(ask(history, stream=True, leave=what == "leave"))
+        leave = {"leave": 1e-9 if dice % 2 else THINK_S}.get(what, 0.0)
+        call = self.clients.sip(history) if what == "sip" else ask(history, stream=True, leave=leave)
+        asking = asyncio.ensure_future(call)
         if what == "cancel":
             async with asyncio.timeout(10):
                 while self._begun() == before and not asking.done():  # noqa: ASYNC110
@@ -201,8 +234,8 @@ class AnyAgent:
             asking.cancel()
         await asyncio.wait({asking})
         self.leaving = False
-        if what == "leave":
-            assert asking.result() == []
+        if what != "cancel":
+            assert not asking.result()
 
     def _answers(self, reply: Said, dice: int) -> list[Said]:
         results = [Said("result", f"{dice % 9}", call_id=call[0]) for call in reply.calls]

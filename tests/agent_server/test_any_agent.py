@@ -17,7 +17,7 @@ from .conftest import CALL
 
 WORDS = ["an", "the ans er", CALL, f"{CALL}\n{CALL}", "<tool_call>{broken</tool_call>", ""]
 LONG = "and so on " * 20
-DOES = ["append", "append", "edit", "compact", "branch", "parallel", "retry", "cancel", "leave", "n"]
+DOES = ["append", "append", "edit", "compact", "branch", "parallel", "retry", "cancel", "leave", "sip", "n"]
 STEPS = st.lists(st.tuples(st.sampled_from(DOES), st.integers(0, 10**6)), min_size=1, max_size=10)
 WIDE = Limits(max_turns=10_000, max_new_tokens=400, max_len=10**6, max_total_tokens=10**7)
 

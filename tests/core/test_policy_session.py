@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agentrl import Limits, Renderer, Reply, RolloutContext, Sampling, ScriptedEngine, Task, Trajectory
 from agentrl.policy_ask import Ask, BadAskError, ContextLengthError, SessionEndedError, chain
-from agentrl.policy_session import Call, PolicySession, Turn
+from agentrl.policy_call import Call, Turn
+from agentrl.policy_session import PolicySession
 from agentrl.reward import Verdict
 
 from .sampled import END, TOKENIZER, Sample, logprobs_of, sample_number, spelled, trained_samples
