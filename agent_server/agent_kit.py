@@ -15,7 +15,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Query, Request, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.env import Task
@@ -25,7 +25,7 @@ from agentrl.wire import read_task
 
 from .agent_wire import MOST_WAIT_S, EpisodeRequest
 from .executors import Run, outcome_fields
-from .http import ApiError, as_api_error, bearer, json_response, make_app, render_error
+from .http import ApiError, as_api_error, bearer, described_body, json_response, make_app, read_body, render_error
 from .listen import is_loopback, read_token
 from .sdk_clients import Clients, wanted_client
 
@@ -57,9 +57,9 @@ def agent_app(run: Run, *, token_file: str | None = None) -> FastAPI:
         app.add_middleware(_ThisMachineOnly)
     book = _Book(run)
 
-    @app.post("/v1/episodes")
-    async def begin(request: EpisodeRequest, wait_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
-        return await book.reply(book.begin(request), wait_s)
+    @app.post("/v1/episodes", openapi_extra=described_body(app, EpisodeRequest))
+    async def begin(request: Request, wait_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
+        return await book.reply(book.begin(await read_body(request, EpisodeRequest)), wait_s)
 
     @app.get("/v1/episodes/{episode_id}")
     async def state(

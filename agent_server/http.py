@@ -6,9 +6,9 @@ the body before anything reads it, of WebSockets too.
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -26,19 +26,25 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.env_calls import CallTimeoutError
 from agentrl.errors import AgentRLError, DataError, error_class
+from agentrl.json_bounds import DEPTH, TOKENS, json_fault
 
 log = logging.getLogger(__name__)
 
 KINDS = {400: "BadRequest", 401: "Unauthorized", 404: "NotFound", 405: "MethodNotAllowed", 413: "TooLarge"}
-_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+
+READ_HERE = 2**18
+"""Bytes; a larger body is read on a thread, as it takes time that others wait."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a client may send: `body` in bytes (a WebSocket message counts as one), `depth` = nested arrays and objects."""
+    """What a client may send: `body` in bytes (a WebSocket message counts as one), `depth` = nested arrays and objects,
+    `tokens` = texts, arrays, objects and commas outside texts.
+    """
 
     body: int = 64 * 2**20
-    depth: int = 64
+    depth: int = DEPTH
+    tokens: int = TOKENS
 
 
 class ApiError(Exception):
@@ -110,28 +116,14 @@ def anybody(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def parse_json(body: bytes | str, bounds: Bounds) -> Any:
-    """The value of a JSON text. Raises ApiError 400 for what is no JSON, no UTF-8, or nested too deep."""
+    """The value of a JSON text. Raises ApiError 400 for what is no JSON, no UTF-8, nested too deep, or of too many values."""
     raw = body.encode(errors="surrogatepass") if isinstance(body, str) else body
-    if json_depth(raw, bounds.depth) > bounds.depth:
-        raise ApiError(400, f"the JSON is nested deeper than {bounds.depth}")
+    if (fault := json_fault(raw, bounds.depth, bounds.tokens)) is not None:
+        raise ApiError(400, fault)
     try:
         return pydantic_core.from_json(raw)
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
-
-
-def json_depth(raw: bytes, enough: int) -> int:
-    """How deep arrays and objects nest, strings left out; at most `enough + 1` is looked for."""
-    if raw.count(b"[") + raw.count(b"{") <= enough:
-        return 0
-    depth = deepest = 0
-    for found in _BRACKET.finditer(raw):
-        first = raw[found.start()]
-        depth += (first in b"[{") - (first in b"]}")
-        deepest = max(deepest, depth)
-        if deepest > enough:
-            break
-    return deepest
 
 
 async def receive_body(receive: Receive) -> bytes:
@@ -159,7 +151,9 @@ async def read_json(request: Request) -> Any:
         body = await request.body()
     except ClientDisconnect:
         raise ApiError(400, "the client left before it had sent the body") from None
-    return parse_json(body, request.app.state.bounds)
+    if len(body) <= READ_HERE:
+        return parse_json(body, request.app.state.bounds)
+    return await asyncio.to_thread(parse_json, body, request.app.state.bounds)
 
 
 def validated(model: type[Model], value: Any) -> Model:

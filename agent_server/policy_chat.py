@@ -137,6 +137,10 @@ def function_tool(tool: dict[str, Any]) -> dict[str, Any]:
         raise BadAskError(f"only function tools are known, not {str(tool.get('type'))[:40]!r}")
     if not isinstance(function.get("name"), str):
         raise BadAskError("a tool needs a name")
+    if not isinstance(function.get("description"), str | None):
+        raise BadAskError(f"the description of tool {function['name'][:80]} is not a text")
+    if not isinstance(function.get("parameters"), dict | None):
+        raise BadAskError(f"the parameters of tool {function['name'][:80]} are not a JSON schema")
     return {"type": "function", "function": function}
 
 

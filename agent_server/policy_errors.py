@@ -75,7 +75,7 @@ def fault_of(error: Exception) -> Fault:
         return Fault(error.status, kind, kind, message)
     if isinstance(error, ValidationError):
         return Fault(400, "invalid_request_error", "invalid_request_error", explain(error))
-    if isinstance(error, DataError | ConfigError):
+    if isinstance(error, DataError | ConfigError) or (isinstance(error, EngineError) and not error.retryable):
         return Fault(400, "invalid_request_error", "invalid_request_error", message)
     if isinstance(error, EngineError):
         return Fault(503, "engine_unavailable", "overloaded_error", message)

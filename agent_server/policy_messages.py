@@ -12,6 +12,7 @@ from agentrl.policy_ask import Ask, BadAskError
 from agentrl.policy_call import Call, Turn
 from agentrl.policy_session import PolicySession
 
+from .policy_chat import function_tool
 from .policy_errors import Fault
 from .policy_exchange import Exchange, content_part, event, pieces, sampled_tokens, stop_strings, tool_call
 
@@ -167,7 +168,7 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
         raise BadAskError("a tool needs a name and an input_schema")
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["input_schema"]}
-    return {"type": "function", "function": function}
+    return function_tool({"type": "function", "function": function})
 
 
 def _blocks(turn: Turn) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jinja2
 
+from . import json_bounds
 from .errors import ConfigError
 from .messages import Image, Message, message_text
 from .special_text import encodable
@@ -62,7 +63,7 @@ class ChatTemplate:
             )
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"--model.chat-template: this is no jinja template: {error}") from error
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
             raise RefusedError(f"the chat template refuses these messages: {error}") from error
 
     # ------------------------------------------------------------------ without a template
@@ -149,8 +150,8 @@ def _as_dict(part: Any) -> dict[str, Any]:
 
 def _object(text: str) -> Any:
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = json_bounds.loads(text)
+    except ValueError:
         return text
     return value if isinstance(value, dict) else text
 

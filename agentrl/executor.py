@@ -56,7 +56,7 @@ class RolloutContext:
     waiting_for: list[str] = field(default_factory=list)
     gives_up: bool = False
     _turn: int = 0
-    _sampled: int = 0
+    _spent: int = 0
 
     @property
     def stage(self) -> str:
@@ -73,11 +73,17 @@ class RolloutContext:
         trajectory.rollout_id, trajectory.group_id, trajectory.env = self.rollout_id, self.group_id, self.env
         return trajectory
 
-    def budget(self, length: int, asked: int | None = None) -> int:
-        """Tokens that the next turn may sample after a context of `length` tokens; at or below 0 the episode is over."""
+    def budget(self, length: int, asked: int | None = None, n: int = 1) -> int:
+        """Tokens that each of the next `n` turns may sample after a context of `length` tokens; at or below 0 the episode is
+        over. What calls under way may still sample is taken off.
+        """
         limits = self.limits
         wanted = limits.max_new_tokens if asked is None else min(asked, limits.max_new_tokens)
-        return min(wanted, limits.max_len - length, limits.total_tokens - self._sampled)
+        return min(wanted, limits.max_len - length, (limits.total_tokens - self._spent) // n)
+
+    def reserve(self, tokens: int) -> None:
+        """Keep tokens of the episode's total for calls that begin soon; a negative number gives some back."""
+        self._spent += tokens
 
     async def generate(
         self,
@@ -106,13 +112,23 @@ class RolloutContext:
         request_id = f"{self.rollout_id or 'rollout'}-{self._turn}"
         self._turn += 1
         request = GenerationRequest(tuple(token_ids), sampling, tuple(images), request_id, self.rollout_id)
-        generation = await self._engine_call(request_id, self.engine.generate(request))
-        self._sampled += len(generation.token_ids)
+        generation = await self._metered(request_id, request)
         if generation.finish_reason == "abort":
             raise EngineError(f"the engine aborted {request_id}")
         if (fault := generation.fault()) is not None:
             raise EngineError(f"the engine's answer to {request_id} does not fit together: {fault}")
         return cut_at_placeholder(generation, self.renderer.placeholder_ids)
+
+    async def _metered(self, request_id: str, request: GenerationRequest) -> Generation:
+        """The engine's answer. While it is awaited, all that it may sample counts as sampled."""
+        budget, sampled = request.sampling.max_new_tokens, 0
+        self._spent += budget
+        try:
+            generation = await self._engine_call(request_id, self.engine.generate(request))
+            sampled = len(generation.token_ids)
+            return generation
+        finally:
+            self._spent += sampled - budget
 
     async def parse(self, text: str, tools: list[dict[str, Any]]) -> tuple[str, list[ToolCall]]:
         """(content, tool calls) of what the model wrote, special tokens kept. Raises EngineError."""

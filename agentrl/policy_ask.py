@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import json_bounds
 from .errors import AgentError, DataError
 from .messages import Image, Message
 
@@ -98,12 +99,12 @@ def _call_key(call: Mapping[str, Any]) -> list[Any]:
 
 
 def arguments_value(arguments: Any) -> Any:
-    """A call's arguments as a JSON value; text that is no JSON stays text, none at all is an empty object."""
+    """A call's arguments as a JSON value; text that is no JSON, or nested too deep, stays text, none at all is an empty object."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:
-        return json.loads(arguments) if arguments.strip() else {}
-    except (ValueError, RecursionError):
+        return json_bounds.loads(arguments) if arguments.strip() else {}
+    except ValueError:
         return arguments
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from .engine import Generation, Sampling
 from .errors import AgentRLError, DataError, EngineError
 from .executor import RolloutContext
+from .json_bounds import json_fault
 from .messages import Image, Message, ToolCall
 from .policy_ask import (
     TEMPLATE_ONLY,
@@ -57,7 +58,7 @@ class _Context:
 class PolicySession:
     """The conversations of one rollout. Methods may be called concurrently from the tasks of one event loop.
 
-    `failure` is what the engine last failed with, until it answers again; `exhausted` = the last thing that happened is a
+    `failure` is what the engine last failed with, until it answers again (a request that it refused is the agent's fault); `exhausted` = the last thing that happened is a
     refusal for want of budget; `ended` = no request is answered any more, `over` = the record is complete. `record` holds every reply; one that was not delivered is in it as aborted. `conversations`
     is for dialects in which a request names an earlier reply instead of repeating what was said.
     """
@@ -106,10 +107,12 @@ class PolicySession:
             return recorded
         self._check_wishes(ask)
         context = self._context(ask)
-        self._check_budget(ask, context.prompt)
+        held = [self._check_budget(ask, context.prompt)] * ask.n
         self._turns += ask.n
-        sampling = asyncio.ensure_future(self._sample_all(ask, context))
+        self.ctx.reserve(sum(held))
+        sampling = asyncio.ensure_future(self._sample_all(ask, context, held))
         sampling.add_done_callback(_retrieve)
+        sampling.add_done_callback(lambda _: self.ctx.reserve(-sum(held)))
         call = Call(self, fingerprint, len(context.prompt), sampling)
         self._calls[fingerprint].append(call)
         if key is not None:
@@ -158,15 +161,18 @@ class PolicySession:
         if isinstance(seed := ask.wishes.get("seed"), int):
             self.ctx.seed = seed
 
-    def _check_budget(self, ask: Ask, prompt: Prompt) -> None:
+    def _check_budget(self, ask: Ask, prompt: Prompt) -> int:
+        """Tokens that each of the replies may have."""
         limits = self.ctx.limits
         if self._turns + ask.n > limits.max_turns:
             self._exhaust(f"the rollout has had its {limits.max_turns} turns")
-        if self.ctx.budget(len(prompt), ask.max_tokens) <= 0:
+        budget = self.ctx.budget(len(prompt), ask.max_tokens, ask.n)
+        if budget <= 0:
             self._exhaust(
                 f"the request has {len(prompt)} tokens, the maximum context length is {limits.max_len} tokens, and a rollout "
-                f"may sample {limits.total_tokens}"
+                f"may sample {limits.total_tokens}, calls under way included"
             )
+        return budget
 
     def _exhaust(self, why: str) -> None:
         self.exhausted = True
@@ -230,9 +236,11 @@ class PolicySession:
 
     # ------------------------------------------------------------------ sampling
 
-    async def _sample_all(self, ask: Ask, context: _Context) -> list[Turn]:
-        """n siblings. When one fails, the others are cancelled: a request is answered as a whole."""
-        samples = [asyncio.ensure_future(self._sample(ask, context)) for _ in range(ask.n)]
+    async def _sample_all(self, ask: Ask, context: _Context, held: list[int]) -> list[Turn]:
+        """n siblings. When one fails, the others are cancelled: a request is answered as a whole. Each takes its part of `held`,
+        tokens that were reserved for them.
+        """
+        samples = [asyncio.ensure_future(self._sample(ask, context, held)) for _ in range(ask.n)]
         try:
             return list(await asyncio.gather(*samples))
         finally:
@@ -240,13 +248,14 @@ class PolicySession:
                 sample.cancel()
             await asyncio.gather(*samples, return_exceptions=True)
 
-    async def _sample(self, ask: Ask, context: _Context) -> Turn:
-        node = None
+    async def _sample(self, ask: Ask, context: _Context, held: list[int]) -> Turn:
+        node, budget = None, held.pop()
+        self.ctx.reserve(-budget)
         try:
             generation = await self.ctx.generate(
                 context.prompt.token_ids,
                 images=context.prompt.images,
-                max_new_tokens=ask.max_tokens,
+                max_new_tokens=budget,
                 stop=ask.stop or None,
                 sampling=_as_asked(self.ctx.sampling, ask.wishes) if self.sampling == "free" else None,
             )
@@ -270,7 +279,7 @@ class PolicySession:
             self.count("policy/cancelled")
         else:
             self.count("policy/failed")
-        if isinstance(error, EngineError):
+        if isinstance(error, EngineError) and error.retryable:
             self.failure = error
 
     async def _read(self, generation: Generation, ask: Ask) -> tuple[str, tuple[ToolCall, ...], str | None]:
@@ -281,7 +290,7 @@ class PolicySession:
             return text, (), stop
         raw, stop = cut(renderer.text(generation.token_ids, special=True), stops)
         content, parsed = await self.ctx.parse(raw, list(ask.tools))
-        good = [call for call in parsed if call.name and not (ask.objects_only and call.arguments is None)]
+        good = [call for call in parsed if call.name and _fits(call, ask.objects_only)]
         malformed = [call.raw for call in parsed if call not in good]
         if malformed:
             self.count("policy/malformed_calls", len(malformed))
@@ -404,6 +413,11 @@ def _as_asked(ours: Sampling, wishes: Mapping[str, Any]) -> Sampling:
     return replace(ours, **{name: wishes[name] for name in ENGINE_WISHES if wishes.get(name) is not None})
 
 
+def _fits(call: ToolCall, objects_only: bool) -> bool:
+    """Whether a call can be said. vLLM's parsers also find ones that are nested too deep to be echoed."""
+    return not (objects_only and call.arguments is None) and json_fault(call.raw.encode(errors="replace")) is None
+
+
 def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
     """(the text before the first stop string, that string)."""
     found = min(((at, stop) for stop in stops if stop and (at := text.find(stop)) >= 0), default=None)
@@ -412,9 +426,11 @@ def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
 
 def number(value: Any) -> float | None:
     """A finite number; None for anything else."""
-    if isinstance(value, bool | int | float) and math.isfinite(value):
-        return float(value)
-    return None
+    try:
+        read = float(value) if isinstance(value, bool | int | float) else math.nan
+    except OverflowError:
+        return None
+    return read if math.isfinite(read) else None
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from . import json_bounds
 from .chat_template import ChatTemplate, RefusedError
 from .engine import Generation
 from .errors import DataError
@@ -320,8 +321,8 @@ def with_marked_call(reply: Message) -> Message:
     arguments = function["arguments"]
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError):
+            arguments = json_bounds.loads(arguments)
+        except ValueError:
             arguments = {}
     given = arguments if isinstance(arguments, dict) and arguments else {"x": ""}
     marked = {**function, "arguments": {**given, list(given)[-1]: MARKER}}

@@ -6,6 +6,7 @@ import json
 import uuid
 from typing import Any
 
+from .. import json_bounds
 from ..messages import ToolCall
 
 START, END = "<tool_call>", "</tool_call>"
@@ -19,8 +20,8 @@ def parse_hermes(text: str) -> tuple[str, list[ToolCall]]:
 
 def _call(block: str) -> ToolCall:
     try:
-        parsed = json.loads(block)
-    except (ValueError, RecursionError):
+        parsed = json_bounds.loads(block)
+    except ValueError:
         return malformed_call(block)
     if not isinstance(parsed, dict) or not isinstance(parsed.get("name"), str):
         return malformed_call(block)
@@ -31,8 +32,8 @@ def tool_call(name: str, arguments: Any) -> ToolCall:
     """A call from a name and its arguments, as an object or as JSON text. Anything but an object gives None."""
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError):
+        value = json_bounds.loads(raw)
+    except ValueError:
         value = None
     return ToolCall(new_call_id(), name, value if isinstance(value, dict) else None, raw)
 

@@ -19,6 +19,7 @@ from ..errors import EngineError
 from ..messages import Image, Message, ToolCall
 from ..renderer import Prompt, Renderer
 from .hermes import END, START, parse_hermes
+from .placeholders import refusal
 
 PROMPTS_KEPT = 4096
 BACKOFF_S = (0.5, 1.0, 2.0)
@@ -66,6 +67,7 @@ class OpenAIEngine:
 
     async def _ask(self, http: aiohttp.ClientSession, method: str, path: str, **options: Any) -> Any:
         """The JSON of an answer; what may pass is asked again. Raises EngineError."""
+        refused = False
         for pause in (*BACKOFF_S, None):
             try:
                 async with http.request(method, f"{self._url}/{path}", **options) as response:
@@ -73,6 +75,7 @@ class OpenAIEngine:
                 if response.status == 200:
                     return json.loads(text)
                 why, again = f"HTTP {response.status}: {text[:300]}", response.status in (429, 500, 502, 503, 504)
+                refused = response.status in (400, 413, 422)
             except (aiohttp.ClientConnectionError, TimeoutError) as error:
                 why, again = f"{type(error).__name__}: {error}", True
             except ValueError as error:
@@ -80,7 +83,7 @@ class OpenAIEngine:
             if pause is None or not again:
                 break
             await asyncio.sleep(pause)
-        raise EngineError(f"{self._url}/{path}: {why}")
+        raise (refusal if refused else EngineError)(f"{self._url}/{path}: {why}")
 
     def _generation(self, choice: dict[str, Any], most: int) -> Generation:
         tokenizer = self._renderer.tokenizer

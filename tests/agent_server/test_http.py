@@ -9,13 +9,14 @@ from typing import Any
 
 import aiohttp
 import pytest
-from agentrl.agent_server.http import Bounds, bearer, json_depth, json_response, make_app, read_json
+from agentrl.agent_server.http import Bounds, bearer, json_response, make_app, read_json
 from agentrl.agent_server.listen import bind, check_bind, listening, read_token
-from fastapi import Request, WebSocket
+from fastapi import Request, Response, WebSocket
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
+from agentrl.json_bounds import json_fault
 
 TOKEN = "correct-horse"
 AUTH = {"Authorization": f"Bearer {TOKEN}"}
@@ -148,4 +149,36 @@ nested = st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st
 
 @given(nested, st.integers(0, 4))
 def test_depth_counts_brackets_outside_of_strings(value: Any, allowed: int) -> None:
-    assert (json_depth(json.dumps(value).encode(), allowed) > allowed) == (depth(value) > allowed)
+    assert (json_fault(json.dumps(value).encode(), allowed) is not None) == (depth(value) > allowed)
+
+
+@given(nested, st.integers(1, 12))
+def test_values_count_outside_of_strings(value: Any, allowed: int) -> None:
+    """At least every leaf and container that is not alone counts; of a text nothing but itself."""
+    text = json.dumps(value).encode()
+    found = json_fault(text, 100, allowed)
+    assert (found is not None) == (tokens(value) > allowed)
+
+
+def tokens(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + max(0, len(value) - 1) + sum(1 + tokens(inner) for inner in value.values())
+    if isinstance(value, list):
+        return 1 + max(0, len(value) - 1) + sum(map(tokens, value))
+    return int(isinstance(value, str))
+
+
+async def test_a_legal_body_of_too_many_values_is_refused_at_once() -> None:
+    """Eight million arrays in 24 MB: their reading would take a server ten seconds and gigabytes."""
+    app = make_app("test", authorize=bearer(None))
+
+    @app.post("/read")
+    async def read(request: Request) -> Response:
+        await read_json(request)
+        return Response()
+
+    async with listening(app, bind("127.0.0.1", 0)) as url, aiohttp.ClientSession(url) as http:
+        async with http.post("/read", data=b"[" + b"[]," * 8_000_000 + b"[]]") as response:
+            assert response.status == 400 and "values" in await response.text()
+        async with http.post("/read", data=b"[" + b'"[,]", ' * 100_000 + b"1]") as response:
+            assert response.status == 200

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image as PILImage
 
 from agentrl import AgentError, EngineError, Limits, Task
+from agentrl.engines.placeholders import refusal
 
 from .conftest import CALL, TOOL, Stage, until
 
@@ -205,6 +206,18 @@ async def test_an_engine_that_fails_is_retried_by_the_sdk_and_then_blamed(stage:
         await stage.play(run, *[("x", {"error": "no luck"})] * 2)
     assert len(stage.engine.requests) == 2
     assert stage.trained(await stage.play(run, ("x", {"error": "no luck"}), "one")) == ["one"]
+
+
+async def test_a_request_that_the_engine_refuses_is_the_agents_fault_and_not_asked_again(stage: Stage) -> None:
+    async def run(task: Task, client: openai.AsyncOpenAI) -> Any:
+        bad: Any = {"type": "function", "function": {"name": "f", "parameters": 7}}
+        with pytest.raises(openai.BadRequestError, match="parameters of tool f"):
+            await client.chat.completions.create(model="m", messages=HI, tools=[bad])
+        await client.chat.completions.create(model="m", messages=HI)
+
+    with pytest.raises(AgentError, match="top_p must be"):
+        await stage.play(run, ("x", {"error": refusal("top_p must be in (0, 1], got 5")}))
+    assert len(stage.engine.requests) == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -82,7 +82,8 @@ ODD = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=4)
-    | st.sampled_from(["image_url", "text", "tool", "assistant", "\ud800", "http://127.0.0.1/", "/etc/passwd"]),
+    | st.sampled_from(["image_url", "text", "tool", "assistant", "\ud800", "http://127.0.0.1/", "/etc/passwd"])
+    | st.sampled_from([10**400, '{"a":' * 600 + "1" + "}" * 600, "[" * 10**5]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(

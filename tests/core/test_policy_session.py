@@ -285,6 +285,27 @@ async def test_over_the_budget_nothing_is_sampled(limits: Limits, first: bool) -
     assert len(rollout.sampled) == first and rollout.record.truncated and rollout.record.finish_reason == "length"
 
 
+async def test_calls_at_once_share_the_token_budget() -> None:
+    """Each reserves what it may sample, siblings equal parts; what is not needed is given back, by cancelled calls too."""
+    rollout = Rollout(
+        "abcdefghi".__getitem__, limits=Limits(max_turns=99, max_new_tokens=10, max_total_tokens=25), delay_s=0.01
+    )
+
+    def allowed() -> list[int]:
+        return [request.sampling.max_new_tokens for request in rollout.engine.requests]
+
+    first, second = rollout.ask(user("1"), n=2), rollout.ask(user("2"), n=2)
+    with pytest.raises(ContextLengthError, match="under way"):
+        rollout.ask(user("3"), n=2)
+    await second.cancel()
+    for call in (first, rollout.ask(user("4"), max_tokens=3)):
+        async with call.attended():
+            await call.turns()
+    assert allowed() == [10, 10, 3]
+    await rollout.turn(user("5"), n=5, fingerprint="5")
+    assert allowed()[3:] == [3] * 5 and rollout.session.ctx.budget(0) == 25 - 2 * 8
+
+
 async def test_a_conversation_that_is_compacted_goes_on() -> None:
     rollout = Rollout("ab".__getitem__, limits=Limits(max_turns=9, max_new_tokens=8, max_len=100))
     with pytest.raises(ContextLengthError):
@@ -315,7 +336,7 @@ async def test_rewards_go_to_the_turn_before_them_and_add_up() -> None:
     with pytest.raises(BadAskError, match="none yet"):
         rollout.session.post_reward({"reward": 1.0})
     one = await rollout.turn(user("1"))
-    rollout.session.post_reward({"reward": 0.5, "score": 1, "metrics": {"m": 2, "bad": "x"}}, "k")
+    rollout.session.post_reward({"reward": 0.5, "score": 1, "metrics": {"m": 2, "bad": "x", "huge": 10**400}}, "k")
     rollout.session.post_reward({"reward": 0.5}, "k")
     rollout.session.post_reward({"reward": 0.25})
     await rollout.turn(user("1"), echoed(one), user("2"))
@@ -329,7 +350,7 @@ async def test_rewards_go_to_the_turn_before_them_and_add_up() -> None:
     assert rollout.record.total_reward == 2.0
 
 
-@pytest.mark.parametrize("reward", [None, math.nan, math.inf, "0.5", [1]])
+@pytest.mark.parametrize("reward", [None, math.nan, math.inf, "0.5", [1], 10**400])
 async def test_a_posted_reward_that_is_no_number_is_no_verdict(reward: Any) -> None:
     rollout = Rollout("a".__getitem__)
     await rollout.turn(user("1"))
