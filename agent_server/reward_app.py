@@ -17,6 +17,8 @@ from agentrl.schemas import ErrorReply, GetRewardRequest, RewardReply, RewardReq
 from .http import ApiError, Bounds, as_api_error, bearer, described_body, json_response, make_app, read_body
 from .reward_judge import Item, Judge
 
+TEXTS = Bounds(body=16 * 2**20)
+"""No pictures travel here."""
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
 
 
@@ -26,7 +28,7 @@ def reward_app(
     token: str | None = None,
     timeout_s: float = 60.0,
     max_batch: int = 64,
-    bounds: Bounds = Bounds(),
+    bounds: Bounds = TEXTS,
 ) -> FastAPI:
     """An app that serves a reward function, as `--reward` takes it or one that takes lists. Raises ConfigError."""
     name = getattr(function, "__name__", type(function).__name__)
@@ -44,8 +46,8 @@ def reward_app(
         except AgentRLError as error:
             raise as_api_error(error) from error
         judged.inc(len(items))
-        batches.inc(judge.batches - counted)
-        counted = judge.batches
+        batches.inc(judge.calls - counted)
+        counted = judge.calls
         return found
 
     own, other = described_body(app, RewardRequest), described_body(app, GetRewardRequest)

@@ -10,7 +10,7 @@ from typing import Any
 
 from agentrl.env import Task
 from agentrl.env_calls import EnvThread, blame_env, run_async
-from agentrl.errors import AgentRLError, ConfigError, EnvError
+from agentrl.errors import AgentRLError, ConfigError, EnvError, InfrastructureError
 from agentrl.registry import accepted_options
 from agentrl.reward import Verdict, read_verdict
 
@@ -33,7 +33,8 @@ class Judge:
 
     A function that takes one completion runs for up to `max_batch` of them at once. One that names any of MANY is given lists
     and judges up to `max_batch` completions at once, whichever requests they come from: while one batch is judged, the next
-    one gathers. `queries` are prompt and completion together, `spelled` = as the policy's template spelled them.
+    one gathers. `queries` are prompt and completion together, `spelled` = as the policy's template spelled them. When
+    `max_batch` calls hang, no further one begins until one of them returns.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, timeout_s: float, max_batch: int) -> None:
@@ -47,12 +48,29 @@ class Judge:
         if unknown or not named:
             offered = f"{', '.join(ONE)}, or lists: {', '.join(MANY)}"
             raise ConfigError(f"--fn {name} wants {', '.join(unknown) or 'nothing'}; it is given by name: {offered}.")
-        self.batches = 0
+        self.calls = 0
+        self._slots = asyncio.Semaphore(max_batch)
+        self._hanging: list[EnvThread] = []
         self._waiting: list[tuple[Item, asyncio.Future[Verdict]]] = []
         self._worker: asyncio.Task[None] | None = None
 
     async def judge(self, items: Sequence[Item]) -> list[Verdict]:
-        """In order. Raises EnvError for what the function raises or returns wrongly."""
+        """In order. Raises EnvError for what the function raises or returns wrongly, InfrastructureError when too much hangs."""
+        if self.takes_many:
+            return await self._gathered(items)
+        verdicts = await asyncio.gather(*(self._one(item) for item in items), return_exceptions=True)
+        for verdict in verdicts:
+            if isinstance(verdict, BaseException):
+                raise verdict
+        return [verdict for verdict in verdicts if isinstance(verdict, Verdict)]
+
+    async def _one(self, item: Item) -> Verdict:
+        task = Task("", item.prompt, item.label)
+        given = {"prompt": item.prompt, "completion": item.completion, "label": item.label}
+        async with self._slots:
+            return read_verdict(await self._call({**given, "row": {}, "images": (), "task": task}))
+
+    async def _gathered(self, items: Sequence[Item]) -> list[Verdict]:
         loop = asyncio.get_running_loop()
         coming = [loop.create_future() for _ in items]
         for future in coming:
@@ -66,8 +84,7 @@ class Judge:
         while self._waiting:
             batch, self._waiting = self._waiting[: self.max_batch], self._waiting[self.max_batch :]
             batch = [(item, future) for item, future in batch if not future.done()]
-            self.batches += bool(batch)
-            verdicts = await self._verdicts([item for item, _ in batch]) if batch else []
+            verdicts = await self._many([item for item, _ in batch]) if batch else []
             for (_, future), verdict in zip(batch, verdicts, strict=True):
                 if future.done():
                     continue
@@ -76,26 +93,18 @@ class Judge:
                 else:
                     future.set_result(verdict)
 
-    async def _verdicts(self, items: Sequence[Item]) -> Sequence[Verdict | AgentRLError]:
+    async def _many(self, items: Sequence[Item]) -> Sequence[Verdict | AgentRLError]:
         """The fault boundary: a failing call fails the completions it was for."""
         try:
-            if self.takes_many:
-                return _read_many(await self._call(_lists(items)), len(items), self.name)
+            return _read_many(await self._call(_lists(items)), len(items), self.name)
         except AgentRLError as error:
             return [error] * len(items)
-        return list(await asyncio.gather(*(self._one(item) for item in items)))
-
-    async def _one(self, item: Item) -> Verdict | AgentRLError:
-        task = Task("", item.prompt, item.label)
-        given = {"prompt": item.prompt, "completion": item.completion, "label": item.label}
-        try:
-            return read_verdict(await self._call({**given, "row": {}, "images": (), "task": task}))
-        except AgentRLError as error:
-            return error
 
     async def _call(self, offered: Mapping[str, Any]) -> Any:
         given = accepted_options(self.function, offered)
         what = f"reward {self.name}"
+        self._refuse_hanging(what)
+        self.calls += 1
         if inspect.iscoroutinefunction(self.function):
             return await blame_env(what, run_async(lambda: self.function(**given), self.timeout), self.timeout)
         thread = EnvThread(what)
@@ -103,9 +112,17 @@ class Judge:
             outcome = await blame_env(what, thread.run(lambda: self.function(**given), self.timeout), self.timeout)
         finally:
             thread.end()
+            self._hanging += [thread] if thread.lost else []
         if inspect.isawaitable(outcome):
             return await blame_env(what, run_async(lambda: outcome, self.timeout), self.timeout)
         return outcome
+
+    def _refuse_hanging(self, what: str) -> None:
+        self._hanging = [thread for thread in self._hanging if thread.lost]
+        if len(self._hanging) >= self.max_batch:
+            raise InfrastructureError(
+                f"{what}: {len(self._hanging)} calls hang, each on a thread, and no more are begun"
+            )
 
 
 def _required(function: Callable[..., Any]) -> list[str]:

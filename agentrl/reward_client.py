@@ -1,12 +1,14 @@
 """A reward function that asks reward servers.
 
 `http://a:9000,http://b:9000` is one reward with two servers: each question goes to the one with the fewest open ones, and to
-another when that one is gone. A server that fails is nobody's verdict: the episode is repeated.
+another while that one rests. A server that fails or is full rests for a while, longer each time, and is then asked one question.
+A failure is nobody's verdict: the episode is repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -24,6 +26,8 @@ ATTEMPTS = 6
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 TIMEOUT_S = 600.0
+MOST_AFTER_S = 60.0
+"""Longest that a server's Retry-After is heeded."""
 CHECK_S = 20.0
 
 
@@ -67,6 +71,7 @@ class RewardServers:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._open = dict.fromkeys(urls, 0)
         self._failures = dict.fromkeys(urls, 0)
+        self._rests_until = dict.fromkeys(urls, 0.0)
         self._http: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[aiohttp.ClientSession, int]]
         self._http = weakref.WeakKeyDictionary()
 
@@ -87,7 +92,7 @@ class RewardServers:
     async def _ask(self, http: aiohttp.ClientSession, body: bytes) -> Any:
         wait, what = BACKOFF_S, ""
         for attempt in range(ATTEMPTS):
-            url = min(self.urls, key=lambda one: (self._failures[one], self._open[one]))
+            url = min(self.urls, key=lambda one: (self._resting(one), self._open[one]))
             self._open[url] += 1
             try:
                 status, reply, after = await _post(http, f"{url}/v1/reward", body)
@@ -100,11 +105,21 @@ class RewardServers:
                 return _verdict(url, reply)
             if status:
                 what = _refused(url, status, reply)
-            self._failures[url] += 1
+            self._rest(url, after)
             if attempt + 1 < ATTEMPTS and (attempt + 1) % len(self.urls) == 0:
                 await asyncio.sleep(max(after, wait))
                 wait = min(2 * wait, MAX_BACKOFF_S)
         raise InfrastructureError(f"no reward server answers: {what}")
+
+    def _resting(self, url: str) -> float:
+        """Seconds until a server may be asked; one that failed last time is asked one question at a time."""
+        tried = MAX_BACKOFF_S if self._failures[url] and self._open[url] else 0.0
+        return max(tried, self._rests_until[url] - time.monotonic(), 0.0)
+
+    def _rest(self, url: str, after: float) -> None:
+        self._failures[url] += 1
+        pause = min(BACKOFF_S * 2 ** min(self._failures[url], 10), MAX_BACKOFF_S)
+        self._rests_until[url] = time.monotonic() + max(after, pause)
 
     def _take(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()
@@ -135,7 +150,12 @@ async def _post(http: aiohttp.ClientSession, url: str, body: bytes) -> tuple[int
         reply = None
     if not isinstance(reply, dict):
         return (502 if response.status < 400 else response.status), {}, 0.0
-    return response.status, reply, float(after) if after.isdigit() else 0.0
+    return response.status, reply, _seconds(after)
+
+
+def _seconds(after: str) -> float:
+    """A Retry-After in seconds; a date is not heeded."""
+    return min(float(after), MOST_AFTER_S) if after.isascii() and after.isdigit() else 0.0
 
 
 def _refused(url: str, status: int, reply: Mapping[str, Any]) -> str:

@@ -15,7 +15,7 @@ from agentrl.agent_server.listen import bind, listening
 from agentrl.agent_server.reward_app import reward_app
 
 from agentrl import ConfigError, EnvError, InfrastructureError
-from agentrl.reward_client import served_reward
+from agentrl.reward_client import _seconds, served_reward
 
 
 @asynccontextmanager
@@ -90,6 +90,37 @@ async def test_a_function_of_lists_is_given_completions_of_many_requests() -> No
         assert sizes == [1, 8, 3]
 
 
+async def test_a_slow_completion_delays_no_other_and_calls_that_hang_are_bounded() -> None:
+    go = threading.Event()
+
+    def function(completion: str) -> float:
+        if completion == "slow":
+            go.wait(60)
+        return 1.0
+
+    def body(text: str, n: int = 1) -> dict[str, Any]:
+        return {"prompts": ["p"] * n, "completions": [text] * n}
+
+    async with serving(function, timeout_s=30) as (_, http):
+        slow = asyncio.ensure_future(post(http, "/v1/reward", body("slow")))
+        answers = await asyncio.gather(*(post(http, "/v1/reward", body("fast")) for _ in range(10)))
+        assert [status for status, _ in answers] == [200] * 10 and not slow.done()
+        go.set()
+        assert (await slow)[0] == 200
+    go.clear()
+    async with serving(function, timeout_s=0.05, max_batch=4) as (_, http):
+        before = threading.active_count()
+        statuses = [(await post(http, "/v1/reward", body("slow", 12)))[0] for _ in range(3)]
+        assert statuses == [504, 503, 503] and threading.active_count() - before <= 2 * 4
+        go.set()
+        for _ in range(100):
+            status, _ = await post(http, "/v1/reward", body("fast"))
+            if status == 200:
+                break
+            await asyncio.sleep(0.05)
+        assert status == 200
+
+
 @pytest.mark.parametrize("result", [[1.0], 3.0, {"scores": [1, 2]}, None, ["x", "y"]])
 async def test_a_function_of_lists_must_return_as_many(result: Any) -> None:
     async with serving(lambda completions: result) as (_, http):
@@ -149,6 +180,35 @@ async def test_servers_share_the_work_and_stand_in_for_each_other(monkeypatch: p
         assert counts == [15, 5]
     with pytest.raises(InfrastructureError, match="no reward server answers"):
         await ask("p", "c", None)
+
+
+async def test_a_server_that_was_full_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.reward_client.MAX_BACKOFF_S", 0.05)
+    counts, full = [0, 0], [True]
+
+    def counted(which: int) -> Any:
+        async def function(completion: str) -> float:
+            counts[which] += 1
+            if which == 0 and full:
+                full.clear()
+                raise InfrastructureError("full")
+            await asyncio.sleep(0.01)
+            return 1.0
+
+        return function
+
+    async with serving(counted(0)) as (one, _), serving(counted(1)) as (other, _):
+        ask = served_reward(f"{one},{other}", None)
+        assert (await ask("p", "c", None))["reward"] == 1.0 and counts == [1, 1]
+        await asyncio.sleep(0.06)
+        for _ in range(5):
+            await asyncio.gather(*(ask("p", "c", None) for _ in range(4)))
+    assert counts[0] > 8 and sum(counts) == 22
+
+
+@pytest.mark.parametrize("after", ["9" * 400, "²", "-1", "Mon, 30 Nov 2026 00:00:00 GMT", "2"])
+def test_how_long_to_wait_is_read_from_anything(after: str) -> None:
+    assert _seconds(after) == {"9" * 400: 60.0, "2": 2.0}.get(after, 0.0)
 
 
 def test_in_a_single_turn_run(tmp_path: Path) -> None:
