@@ -20,7 +20,7 @@ from .policy_answer import Answer, error_response
 from .policy_chat import ChatExchange, ChatRequest, function_tool
 from .policy_desk import Desk
 from .policy_errors import BodyError, Fault, fault_of
-from .policy_exchange import chat_message
+from .policy_exchange import chat_message, picture_urls
 from .policy_messages import MessagesExchange, MessagesRequest
 from .policy_responses import ResponsesExchange, ResponsesRequest
 
@@ -62,14 +62,15 @@ def _render(error: ApiError) -> Response:
     return error_response(fault, lambda fault: fault.anthropic() | {"error": fault.both()})
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """The request's JSON object. Raises BodyError."""
+async def _body(request: Request, session: PolicySession) -> dict[str, Any]:
+    """The request's JSON object, whose pictures the session has then decoded. Raises BodyError."""
     try:
         body = await read_json(request)
     except ApiError as error:
         raise BodyError(error.status, str(error)) from error
     if not isinstance(body, dict):
         raise BodyError(400, "the body must be a JSON object")
+    await session.look(picture_urls(body))
     return body
 
 
@@ -92,7 +93,7 @@ def _guarded(handler: Callable[[Request], Awaitable[Response]], shape: Callable[
 def _add_dialect(app: FastAPI, desk: Desk, path: str, dialect: Dialect, schema: type[BaseModel]) -> None:
     async def handle(request: Request) -> Response:
         session = desk.find(_headers(request))
-        body = await _body(request)
+        body = await _body(request, session)
         exchange = dialect(body, session, desk.model)
         call = session.ask(
             exchange.ask,
@@ -140,13 +141,13 @@ def _add_models(app: FastAPI, desk: Desk) -> None:
 def _add_counting(app: FastAPI, desk: Desk) -> None:
     async def tokenize(request: Request) -> Response:
         session = desk.find(_headers(request))
-        body = await _body(request)
+        body = await _body(request, session)
         ids = _ids(body, session, desk)
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": desk.max_len})
 
     async def count(request: Request) -> Response:
         session = desk.find(_headers(request))
-        ask = MessagesExchange(await _body(request), session, desk.model).ask
+        ask = MessagesExchange(await _body(request, session), session, desk.model).ask
         return JSONResponse({"input_tokens": len(desk.renderer.start(ask.messages, ask.tools))})
 
     _add(app, "/tokenize", _guarded(tokenize, Fault.openai))
@@ -172,7 +173,7 @@ def _ids(body: dict[str, Any], session: PolicySession, desk: Desk) -> list[int]:
 def _add_rollout(app: FastAPI, desk: Desk) -> None:
     async def reward(request: Request) -> Response:
         session = desk.find(_headers(request))
-        posted = RewardRequest.model_validate(await _body(request)).model_dump(exclude_unset=True)
+        posted = RewardRequest.model_validate(await _body(request, session)).model_dump(exclude_unset=True)
         session.post_reward(posted, request.headers.get("idempotency-key"))
         return JSONResponse({"ok": True})
 

@@ -133,19 +133,36 @@ def content_part(part: Any, session: PolicySession) -> Any:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
         return part["text"]
-    if kind in ("image_url", "input_image"):
-        url = part.get("image_url")
-        url = url.get("url") if isinstance(url, Mapping) else url
-        if isinstance(url, str):
-            return session.picture(url)
+    if (url := _picture_url(part)) is not None:
+        return session.picture(url)
     if kind == "image" and isinstance(part.get("source"), Mapping):
-        source = part["source"]
-        if source.get("type") == "base64" and isinstance(source.get("data"), str):
-            return session.picture(f"data:{source.get('media_type', 'image/png')};base64,{source['data']}")
         raise BadAskError("pictures are taken as base64; no address is fetched")
     if kind in ("refusal", "thinking", "redacted_thinking", "reasoning"):
         return None
     raise BadAskError(f"not a content part: {str(kind)[:40]!r}")
+
+
+def _picture_url(part: Any) -> str | None:
+    """The URL of a picture's part, a data URL where the part holds the bytes themselves."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in ("image_url", "input_image"):
+        url = part.get("image_url")
+        url = url.get("url") if isinstance(url, Mapping) else url
+        return url if isinstance(url, str) else None
+    source = part.get("source") if kind == "image" else None
+    if isinstance(source, Mapping) and source.get("type") == "base64" and isinstance(source.get("data"), str):
+        return f"data:{source.get('media_type', 'image/png')};base64,{source['data']}"
+    return None
+
+
+def picture_urls(body: Mapping[str, Any]) -> Iterator[str]:
+    """Of every picture in a request, whatever its dialect."""
+    for name in ("messages", "input", "content", "output"):
+        items = body.get(name)
+        for item in items if isinstance(items, list) else ():
+            if isinstance(item, Mapping):
+                url = _picture_url(item)
+                yield from picture_urls(item) if url is None else (url,)
 
 
 def _call(call: Any) -> dict[str, Any]:

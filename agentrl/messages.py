@@ -21,6 +21,8 @@ from PIL import ImageOps
 from .errors import DataError
 
 Message = dict[str, Any]
+MOST_PIXELS = 2**26
+"""Of a picture that is decoded: 200 MB of RGB. Half a megabyte of PNG can hold more."""
 
 
 class Text(str):
@@ -36,7 +38,7 @@ class Image:
 
     One normalisation for engine and trainer: EXIF orientation applied, transparency on white, RGB, no metadata. `png` are
     the bytes that travel and are stored, `sha256` is their hash; both are the same on every machine for equal pixels and
-    one Pillow, and pickling keeps them. Raises DataError when the source is no picture.
+    one Pillow, and pickling keeps them. Raises DataError when the source is no picture, or one of more than MOST_PIXELS.
     """
 
     __slots__ = ("_pil", "_png", "_sha256", "_source")
@@ -111,13 +113,21 @@ def _decode(source: Any) -> PILImage.Image:
                 raise DataError("an image data URL must be base64")
             source = base64.b64decode(payload, validate=True)
         if isinstance(source, bytes):
-            return _rgb(PILImage.open(io.BytesIO(source)))
+            return _rgb(_bounded(PILImage.open(io.BytesIO(source))))
         with PILImage.open(Path(source)) as picture:
-            return _rgb(picture)
+            return _rgb(_bounded(picture))
     except DataError:
         raise
     except Exception as error:  # decoders of broken files raise nearly anything
         raise DataError(f"cannot read an image from {_shown(source)}: {error}") from error
+
+
+def _bounded(picture: PILImage.Image) -> PILImage.Image:
+    """The picture, of which only the header was read so far. Raises DataError for one that is too large to decode."""
+    width, height = picture.size
+    if width * height > MOST_PIXELS:
+        raise DataError(f"an image of {width}x{height} pixels is larger than the {MOST_PIXELS} that are decoded")
+    return picture
 
 
 def _rgb(picture: PILImage.Image) -> PILImage.Image:

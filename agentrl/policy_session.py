@@ -13,7 +13,7 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -43,6 +43,7 @@ SamplingMode = Literal["force", "strict", "free"]
 """force: ours, whatever is asked; strict: anything else is refused; free: as asked (nothing is trained)."""
 
 
+DATA = "data:"
 ENGINE_WISHES = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -85,7 +86,7 @@ class PolicySession:
         self._contexts: dict[tuple[Node | None, bytes], _Context] = {}
         self._calls: defaultdict[str, list[Call]] = defaultdict(list)
         self._by_key: dict[str, Call] = {}
-        self._pictures: dict[bytes, Image] = {}
+        self._pictures: dict[bytes, Image | DataError] = {}
         self._had: list[Turn] = []
         self._ending = asyncio.Lock()
         self._posted: set[str] = set()
@@ -220,19 +221,23 @@ class PolicySession:
         slots = [(sha, start - prompt.kept, n) for sha, start, n in prompt.slots if start >= prompt.kept]
         return self.record.add(turn.node, "observation", prompt.token_ids[prompt.kept :], slots)
 
+    async def look(self, data_urls: Iterable[str]) -> None:
+        """Decode pictures on a thread, for `picture` to find."""
+        urls = [url for url in data_urls if url.startswith(DATA)]
+        if urls:
+            self._pictures.update(await asyncio.to_thread(_decoded, urls, frozenset(self._pictures)))
+
     def picture(self, data_url: str) -> Image:
         """The picture of a data URL, decoded once however often a conversation repeats it. Raises BadAskError."""
-        if not data_url.startswith("data:"):
+        if not data_url.startswith(DATA):
             raise BadAskError("pictures are taken as base64 data URLs; no other address is fetched or opened")
-        name = hashlib.blake2b(data_url.encode("utf-8", "replace")).digest()
+        name = _url_name(data_url)
         if name not in self._pictures:
-            try:
-                image = Image(data_url)
-                _ = image.sha256
-            except DataError as error:
-                raise BadAskError(str(error)) from error
-            self._pictures[name] = image
-        return self._pictures[name]
+            self._pictures |= _decoded([data_url])
+        found = self._pictures[name]
+        if isinstance(found, DataError):
+            raise BadAskError(str(found))
+        return found
 
     # ------------------------------------------------------------------ sampling
 
@@ -401,6 +406,24 @@ class PolicySession:
 
     def count(self, key: str, n: int = 1) -> None:
         self.record.metrics[key] = self.record.metrics.get(key, 0.0) + n
+
+
+def _url_name(data_url: str) -> bytes:
+    return hashlib.blake2b(data_url.encode("utf-8", "replace")).digest()
+
+
+def _decoded(data_urls: Iterable[str], known: Collection[bytes] = ()) -> dict[bytes, Image | DataError]:
+    """Pictures that are not known yet by their URLs' names, with pixels and hash; what is wrong with one in its place."""
+    found: dict[bytes, Image | DataError] = {}
+    for url in data_urls:
+        name = _url_name(url)
+        if name not in known and name not in found:
+            found[name] = image = Image(url)
+            try:
+                _ = image.sha256
+            except DataError as error:
+                found[name] = error
+    return found
 
 
 def _aborted(generation: Generation) -> Generation:

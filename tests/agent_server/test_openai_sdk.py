@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 from typing import Any
 
 import openai
@@ -12,6 +13,7 @@ from PIL import Image as PILImage
 
 from agentrl import AgentError, EngineError, Limits, Task
 from agentrl.engines.placeholders import refusal
+from agentrl.policy_session import _decoded
 
 from .conftest import CALL, TOOL, Stage, until
 
@@ -285,3 +287,29 @@ async def test_models_and_tokens_are_told(stage: Stage) -> None:
         assert plain["tokens"] == stage.ids("the ans")
 
     await stage.play(run, "one")
+
+
+async def test_pictures_are_read_off_the_event_loop_and_huge_ones_not_at_all(
+    vision_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eighty million pixels fit into 10 KB."""
+    threads: set[int] = set()
+
+    def decoded(*given: Any) -> Any:
+        threads.add(threading.get_ident())
+        return _decoded(*given)
+
+    def asked(picture: PILImage.Image) -> Any:
+        buffer = io.BytesIO()
+        picture.save(buffer, "PNG")
+        url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+        return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+
+    async def run(task: Task, client: openai.AsyncOpenAI) -> Any:
+        await client.chat.completions.create(model="m", messages=asked(PILImage.new("RGB", (4, 4), "red")))
+        with pytest.raises(openai.BadRequestError, match="9000x9000"):
+            await client.chat.completions.create(model="m", messages=asked(PILImage.new("1", (9_000, 9_000))))
+
+    monkeypatch.setattr("agentrl.policy_session._decoded", decoded)
+    record = await vision_stage.play(run, "one")
+    assert vision_stage.trained(record) == ["one"] and threads and threading.get_ident() not in threads
