@@ -72,7 +72,10 @@ class ResponsesExchange(Exchange):
         if previous is None:
             return []
         if previous not in self.session.conversations:
-            raise BadAskError(f"there is no response {previous[:80]!r} in this rollout")
+            raise BadAskError(
+                f"there is no response {previous[:80]!r} in this rollout (agentrl serve policy keeps none): "
+                "send the whole conversation as input"
+            )
         return list(self.session.conversations[previous])
 
     def delivered(self, turns: list[Turn]) -> None:

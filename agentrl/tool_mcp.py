@@ -22,6 +22,8 @@ from .tool_schema import ArgumentsError
 
 Target = str | Sequence[str]
 START_S = 60.0
+REFUSALS = (-32600, -32601, -32602, -32603)
+"""JSON-RPC's own codes: the server itself refused the call, unlike a lost connection or time that ran out."""
 
 
 class McpToolError(Exception):
@@ -98,10 +100,12 @@ class McpConnection:
     async def call(self, name: str, arguments: dict[str, Any]) -> Any:
         """What a `@tool` method may return. Raises McpToolError, or InfrastructureError when the server is gone."""
         client = await self.client()
+        from mcp import MCPError
+
         try:
             result = await client.call_tool(name, arguments)
         except Exception as error:
-            if type(error).__name__ == "MCPError" and not self._task.done() and _is_answer(error):
+            if isinstance(error, MCPError) and error.code in REFUSALS and not self._task.done():
                 raise McpToolError(str(error)) from error
             raise InfrastructureError(f"MCP server {_shown(self.target)}: {name}: {_reason(error)}") from error
         parts = [_part(block) for block in result.content]
@@ -118,11 +122,6 @@ class McpConnection:
             self._task.exception()
 
 
-def _is_answer(error: Any) -> bool:
-    """Whether the server itself refused the call: JSON-RPC's own codes, not a lost connection or time that ran out."""
-    return getattr(error, "code", getattr(getattr(error, "error", None), "code", 0)) in (-32600, -32601, -32602, -32603)
-
-
 def _client(target: Target, timeout_s: float) -> Any:
     import mcp
 
@@ -135,13 +134,14 @@ def _client(target: Target, timeout_s: float) -> Any:
 
 def _part(block: Any) -> Any:
     """A block of a result as text or picture."""
-    if block.type == "text":
+    from mcp.types import EmbeddedResource, ImageContent, TextContent, TextResourceContents
+
+    if isinstance(block, TextContent):
         return block.text
-    if block.type == "image":
+    if isinstance(block, ImageContent):
         return Image(base64.b64decode(block.data))
-    resource = vars(block).get("resource")
-    if resource is not None and hasattr(resource, "text"):
-        return resource.text
+    if isinstance(block, EmbeddedResource) and isinstance(block.resource, TextResourceContents):
+        return block.resource.text
     return block.model_dump_json(exclude_none=True)
 
 

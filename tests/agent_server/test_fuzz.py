@@ -8,13 +8,19 @@ from typing import Any
 
 import aiohttp
 import pytest
+from agentrl.agent_server import agent_app
+from agentrl.agent_server.policy_app import policy_app
+from agentrl.agent_server.policy_desk import RolloutDesk
 from agentrl.agent_server.reward_app import reward_app
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agentrl import Env
+from agentrl import Env, Limits, Renderer, Reply, RolloutContext, Sampling, ScriptedEngine, Task, Trajectory
+from agentrl.policy_session import PolicySession
 
 from ..background import background, serving_envs
+from ..core.sampled import END, TOKENIZER, spelled
+from .test_policy_bodies import CHAT, MESSAGES, RESPONSES
 
 FEW = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 DEEP = 100_000
@@ -40,6 +46,32 @@ def env_server() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def reward_server() -> Iterator[str]:
     with background(reward_app(lambda completions, labels: [0.5] * len(completions))) as url:
+        yield url
+
+
+def rollout_desk() -> tuple[RolloutDesk, str]:
+    """A desk with one rollout that goes on for long and has sampled something, and its key."""
+    renderer = Renderer(TOKENIZER)
+    engine = ScriptedEngine(lambda request: Reply((*spelled("yes"), END)), record=False)
+    limits = Limits(max_turns=10**6, max_new_tokens=9, max_len=20_000, max_total_tokens=10**9)
+    ctx = RolloutContext(engine, renderer, Sampling(max_new_tokens=9), limits, seed=0)
+    desk = RolloutDesk("policy", limits.max_len, renderer)
+    return desk, desk.open(PolicySession(ctx, Trajectory(Task("t")), warn=lambda message: None))
+
+
+@pytest.fixture(scope="module")
+def policy_server() -> Iterator[tuple[str, str]]:
+    desk, key = rollout_desk()
+    with background(policy_app(desk)) as url:
+        yield url, key
+
+
+@pytest.fixture(scope="module")
+def agent_server() -> Iterator[str]:
+    async def run(task: Task, client: Any) -> Any:
+        return task.label
+
+    with background(agent_app(run)) as url:
         yield url
 
 
@@ -140,6 +172,61 @@ async def test_the_stream(env_server: str, messages: list[bytes]) -> None:
 @given(path=st.sampled_from(["/v1/reward", "/get_reward"]), body=rewarding.map(encoded) | broken)
 async def test_rewards(reward_server: str, path: str, body: bytes) -> None:
     await post(reward_server, path, body)
+
+
+POLICY = {
+    "/v1/chat/completions": with_keys(**CHAT),
+    "/v1/responses": with_keys(**RESPONSES),
+    "/v1/messages": with_keys(**MESSAGES),
+    "/v1/messages/count_tokens": with_keys(**MESSAGES),
+    "/tokenize": with_keys(prompt="p", messages=CHAT["messages"], tools=CHAT["tools"]),
+    "/v1/rollouts/self/reward": with_keys(reward=1.0, score=0.5, metrics={"m": 1}),
+}
+
+
+@settings(FEW, max_examples=20)
+@given(data=st.data())
+async def test_the_policy(policy_server: tuple[str, str], data: Any) -> None:
+    url, key = policy_server
+    async with aiohttp.ClientSession(url, headers={"x-api-key": key}, timeout=aiohttp.ClientTimeout(20)) as http:
+        async with http.post("/v1/chat/completions", json={"messages": CHAT["messages"]}) as response:
+            assert response.status == 200
+        for path, bodies in POLICY.items():
+            body = data.draw(bodies.map(encoded) | broken)
+            async with http.post(path, data=body) as response:
+                said = await response.text()
+                assert response.status < 500, (path, body, said)
+                assert response.status == 200 or json.loads(said)["error"]["message"]
+
+
+ordering = with_keys(
+    episode_id="e",
+    attempt=0,
+    task={"id": "t", "label": 1.0},
+    policy={"base_url": "http://a/v1", "anthropic_base_url": "http://a", "api_key": "k", "model": "m"},
+    limits={"episode_timeout_s": 5},
+    idempotency_key="i",
+)
+
+
+@FEW
+@given(
+    body=ordering.map(encoded) | broken,
+    label=junk,
+    number=st.integers(0, 10**6),
+    wait=st.sampled_from(["", "?wait_s=0.1", "?wait_s=1e999", "?wait_s=nan", "?attempt=x"]),
+)
+async def test_an_agent(agent_server: str, body: bytes, label: Any, number: int, wait: str) -> None:
+    """The agent returns its task's label: an order below 500, an outcome that is one or the agent's error."""
+    order = {"episode_id": f"e{number}", "attempt": 0, "idempotency_key": "i", "limits": {}}
+    policy = {"base_url": "http://a/v1", "anthropic_base_url": "http://a", "api_key": "k", "model": "m"}
+    async with aiohttp.ClientSession(agent_server, timeout=aiohttp.ClientTimeout(20)) as http:
+        async with http.post(f"/v1/episodes{wait}", data=body) as response:
+            await check(response)
+        whole = {**order, "policy": policy, "task": {"id": "t", "label": label}}
+        async with http.post("/v1/episodes?wait_s=10", data=encoded(whole)) as response:
+            said = await response.json()
+            assert response.status < 500 or said["error"]["class"] == "AgentError", said
 
 
 PATHS = ["/v1/envs", "/v1/envs/still/tasks", "/v1/sessions", "/v1/sessions/x/step", "/v1/sessions/x", "/v1/images/x"]

@@ -15,39 +15,42 @@ import schemathesis
 from agentrl.agent_server import agent_app
 from agentrl.agent_server.env_app import env_app
 from agentrl.agent_server.policy_app import policy_app
-from agentrl.agent_server.policy_desk import OpenDesk
+from agentrl.agent_server.policy_desk import RolloutDesk
 from agentrl.agent_server.reward_app import reward_app
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from agentrl import Limits, Renderer, Reply, RolloutContext, Sampling, ScriptedEngine, Task, Trajectory
+from agentrl import Task
 from agentrl.policy_session import PolicySession
 
 from ..background import background
-from ..core.sampled import END, TOKENIZER, spelled
-from .test_fuzz import Still
+from .test_fuzz import Still, rollout_desk
 
 ROOT = Path(__file__).resolve().parents[2]
 EACH = 6
 ENOUGH_S = 20
-LIMITS = Limits(max_turns=10, max_new_tokens=50, max_len=2000)
 
 
-class FreshRollouts(OpenDesk):
-    """Every request opens a rollout of its own, which takes rewards."""
+class OneRollout(RolloutDesk):
+    """Whatever the key, it is that of one rollout, which goes on."""
 
-    scored = True
+    def __init__(self, desk: RolloutDesk, key: str) -> None:
+        super().__init__(desk.model, desk.max_len, desk.renderer)
+        self._rollout = desk, {b"x-api-key": key.encode()}
+
+    def admits(self, headers: Any) -> bool:
+        return True
+
+    def find(self, headers: Any) -> PolicySession:
+        desk, key = self._rollout
+        session = desk.find(key)
+        session.ended = session.over = False
+        return session
 
 
 def policy() -> Any:
-    renderer = Renderer(TOKENIZER)
-    engine = ScriptedEngine(lambda request: Reply((*spelled("yes"), END)))
-
-    def fresh() -> PolicySession:
-        return PolicySession(RolloutContext(engine, renderer, Sampling(), LIMITS, seed=0), Trajectory(Task("t")))
-
-    return policy_app(FreshRollouts("policy", LIMITS.max_len, renderer, fresh))
+    return policy_app(OneRollout(*rollout_desk()))
 
 
 async def agent(task: Task, client: Any) -> float:
@@ -70,26 +73,31 @@ def test_bodies_made_from_the_description_are_answered(name: str) -> None:
         warnings.simplefilter("ignore")
         schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
         known = _known(name, url)
-        seen: set[int] = set()
+        seen: set[tuple[str, int]] = set()
         for found in schema.get_all_operations():
             operation = found.ok()
             there = {part: value for part, value in known.items() if f"{{{part}}}" in operation.path}
             for mode in GenerationMode:
-                _try(operation.as_strategy(generation_mode=mode), seen)
+                _try(operation.as_strategy(generation_mode=mode), operation.path, seen)
             if there:
-                _try(operation.as_strategy(path_parameters=there), seen)
+                _try(operation.as_strategy(path_parameters=there), operation.path, seen)
         assert requests.get(f"{url}/health", timeout=ENOUGH_S).text == "ok"
-    assert 200 in seen and any(400 <= status < 500 for status in seen)
+    assert 200 in {status for _, status in seen} and any(400 <= status < 500 for _, status in seen)
+    assert name != "policy" or ("/v1/rollouts/self/reward", 200) in seen
 
 
 def _known(name: str, url: str) -> dict[str, str]:
+    """The names of what is there; the rollout has then had a reply, which rewards are for."""
+    if name == "policy":
+        body = {"messages": [{"role": "user", "content": "hi"}]}
+        assert requests.post(f"{url}/v1/chat/completions", json=body, timeout=ENOUGH_S).status_code == 200
     if name != "env":
         return {}
     opened = requests.post(f"{url}/v1/sessions", json={"env": "still"}, timeout=ENOUGH_S).json()
     return {"name": "still", "session_id": opened["session_id"]}
 
 
-def _try(cases: Any, seen: set[int]) -> None:
+def _try(cases: Any, path: str, seen: set[tuple[str, int]]) -> None:
     few = settings(
         max_examples=EACH,
         deadline=None,
@@ -102,7 +110,7 @@ def _try(cases: Any, seen: set[int]) -> None:
     @given(case=cases)
     def answered(case: Any) -> None:
         response = case.call(timeout=ENOUGH_S)
-        seen.add(response.status_code)
+        seen.add((path, response.status_code))
         assert response.status_code < 500, (case.as_curl_command(), response.text)
         if response.status_code >= 400:
             assert json.loads(response.text)["error"], response.text

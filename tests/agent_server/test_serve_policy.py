@@ -69,6 +69,9 @@ async def test_equal_requests_are_samples_of_their_own_and_there_is_no_rollout(s
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
         said = [await client.chat.completions.create(model="m", messages=HI) for _ in range(2)]
         assert [reply.choices[0].message.content for reply in said] == ["one", "two"]
+        responses: Any = client.responses
+        with pytest.raises(openai.BadRequestError, match="send the whole conversation"):
+            await responses.create(model="m", input="more", previous_response_id="resp_1")
         with pytest.raises(openai.NotFoundError):
             await client.post("/rollouts/self/reward", cast_to=object, body={"reward": 1})
 
