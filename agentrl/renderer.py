@@ -114,14 +114,13 @@ class Renderer:
         sampled = tuple(generation.token_ids)
         base = replace(
             prompt,
-            token_ids=prompt.token_ids + sampled,
             messages=history,
             text=self._said_so_far(prompt, generation) + delta if self.history == "branch" else "",
             kept=len(prompt.token_ids) + len(sampled),
             branched=False,
             escaped=escaped,
         )
-        return self._with_images(base, self._delta_ids(sampled, delta), images)
+        return self._with_images(base, self._delta_ids(sampled, delta), images, sampled)
 
     def plain_ids(self, text: str) -> tuple[int, ...]:
         """Ids of a text that is no message, after the tokenizer's own leading tokens."""
@@ -298,14 +297,16 @@ class Renderer:
         ids = self.template.later_ids(delta) if self.template.literal else self.special.encode(delta)
         return ids[1:] if ids[:1] == sampled[-1:] and self._ends_turns(ids[:1]) else ids
 
-    def _with_images(self, base: Prompt, ids: tuple[int, ...], images: list[Image]) -> Prompt:
-        """`base` continued by `ids`, each image's single placeholder replaced by its expansion."""
+    def _with_images(
+        self, base: Prompt, ids: tuple[int, ...], images: list[Image], sampled: tuple[int, ...] = ()
+    ) -> Prompt:
+        """`base` continued by what was sampled and by `ids`, in which each image's single placeholder gives way to its expansion."""
         expanded, slots = self.expander.expand(ids, images)
-        offset = len(base.token_ids)
+        offset = len(base.token_ids) + len(sampled)
         moved = tuple((sha, offset + start, count) for sha, start, count in slots)
         prompt = replace(
             base,
-            token_ids=base.token_ids + expanded,
+            token_ids=(*base.token_ids, *sampled, *expanded),
             images=base.images + tuple(images),
             slots=base.slots + moved,
         )
