@@ -32,15 +32,17 @@ def main(argv: list[str]) -> int:
     return code
 
 
-def server_parser(name: str, port: int) -> argparse.ArgumentParser:
-    """A parser with the options that every server has."""
+def server_parser(name: str, port: int, body_mb: float = 64.0) -> argparse.ArgumentParser:
+    """A parser with the options that every server has; `body_mb` is the default of --max-body-mb."""
     parser = argparse.ArgumentParser(f"agentrl serve {name}", description=SERVERS[name], allow_abbrev=False)
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; one that other machines reach needs a token"
     )
     parser.add_argument("--port", type=int, default=port, help=f"default {port}; 0 takes a free one")
     parser.add_argument("--token-file", metavar="FILE", help="file with the bearer token that clients must send")
-    parser.add_argument("--max-body-mb", type=float, default=64.0, help="largest request, in MiB")
+    parser.add_argument(
+        "--max-body-mb", type=float, default=body_mb, help=f"largest request, in MiB; default {body_mb:g}"
+    )
     parser.add_argument("--debug", action="store_true", help="log more, and show stack traces")
     return parser
 

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = server_parser("reward", 9000)
+    parser = server_parser("reward", 9000, body_mb=16.0)
     judge = parser.add_mutually_exclusive_group(required=True)
     judge.add_argument(
         "--fn",

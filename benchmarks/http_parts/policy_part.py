@@ -1,5 +1,5 @@
-"""The policy server: on a real engine beside vLLM's own OpenAI server with the same model, and on an engine that answers at once,
-where what is left is the server's own cost. Both servers run in processes of their own and are asked by unmodified SDK clients' HTTP.
+"""The policy server on a real engine beside vLLM's own OpenAI server with the same model. Both run in processes of their own and are
+asked by unmodified SDK clients' HTTP.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import Any
 import aiohttp
 import psutil
 
-from .loads import ROUNDS, served
+from .loads import ROUNDS
 
-CLIENTS = (1, 32)
 AT_ONCE = 32
 REPLY_TOKENS = 64
 ASKED = [{"role": "user", "content": "what is 17 + 25? think first, then answer with one number."}]
@@ -31,31 +30,6 @@ from agentrl.torchvision_ops import ensure_torchvision_imports
 ensure_torchvision_imports()
 """
 """Run by every process of vLLM's server, as a torchvision that was built for CUDA does not import beside a CPU torch."""
-
-
-def serve_at_once(port: Any, model: str) -> None:
-    """`agentrl serve policy` on a scripted engine."""
-    from agentrl.agent_server.listen import bind, serve_forever, url_of
-    from agentrl.agent_server.policy_app import policy_app
-    from agentrl.agent_server.policy_desk import OpenDesk
-
-    from agentrl import Limits, Reply, RolloutContext, Sampling, ScriptedEngine, Task, Trajectory
-    from agentrl.assemble import make_renderer
-    from agentrl.config import Config
-    from agentrl.policy_session import PolicySession
-
-    renderer = make_renderer(Config(), model)
-    ids = tuple(renderer.tokenizer("17 + 25 is 42.<|im_end|>", add_special_tokens=False).input_ids)
-    limits = Limits(max_turns=128, max_new_tokens=500, max_len=1000)
-    engine = ScriptedEngine(lambda request: Reply(ids))
-
-    def fresh() -> PolicySession:
-        ctx = RolloutContext(engine, renderer, Sampling(), limits, seed=0, training=False)
-        return PolicySession(ctx, Trajectory(Task("request")), sampling="free")
-
-    listener = bind("127.0.0.1", 0)
-    port.send(url_of(listener))
-    serve_forever(policy_app(OpenDesk("policy", limits.max_len, renderer, fresh)), listener)
 
 
 @asynccontextmanager
@@ -129,22 +103,7 @@ async def tokens_per_s(
 async def measure(seconds: float, model: str) -> dict[str, Any]:
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector) as http:
-        return {"own_cost": await _own_cost(http, seconds, model), "beside_vllm": await _beside(http, seconds, model)}
-
-
-async def _own_cost(http: aiohttp.ClientSession, seconds: float, model: str) -> list[dict[str, Any]]:
-    """The engine called directly would answer in no time: what a request takes is what the server adds."""
-    found = []
-    async with served(serve_at_once, model) as (url, pid):
-        server = psutil.Process(pid)
-        for clients in CLIENTS:
-            await tokens_per_s(http, url, "policy", clients, seconds / 4)
-            before = sum(server.cpu_times()[:2])
-            rate = (await tokens_per_s(http, url, "policy", clients, seconds))["requests_per_s"]
-            cpu = (sum(server.cpu_times()[:2]) - before) / (rate * seconds) * 1e6
-            found.append({"clients": clients, "requests_per_s": round(rate), "cpu_us": round(cpu)})
-            print(f"at once  {clients:>5} clients: {rate:.0f} requests/s, server CPU {cpu:.0f} us a request")
-    return found
+        return {"beside_vllm": await _beside(http, seconds, model)}
 
 
 async def _beside(http: aiohttp.ClientSession, seconds: float, model: str) -> dict[str, Any]:

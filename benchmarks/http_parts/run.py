@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-PARTS = ("env", "rendering", "openenv", "policy")
+PARTS = ("env", "rendering", "openenv", "policy", "overhead")
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "http.json"
 
 
@@ -21,7 +21,9 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
     parser.add_argument("--openenv", metavar="DIR", help="where OpenEnv is installed")
-    parser.add_argument("--model", metavar="PATH", help="for rendering and policy; absent: an untrained tiny one")
+    parser.add_argument(
+        "--model", metavar="PATH", help="for rendering, policy and overhead; absent: an untrained tiny one"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="the parts that were measured are replaced in it")
     options = parser.parse_args()
     if "openenv" in options.parts and not options.openenv:
@@ -53,9 +55,10 @@ def _measure(part: str, options: argparse.Namespace, folder: Path) -> dict[str, 
         from . import rendering_part
 
         return rendering_part.measure(model)
-    from . import policy_part
+    from . import overhead_part, policy_part
 
-    return asyncio.run(policy_part.measure(options.seconds, model))
+    of = policy_part if part == "policy" else overhead_part
+    return asyncio.run(of.measure(options.seconds, model))
 
 
 def _tiny(folder: Path) -> str:

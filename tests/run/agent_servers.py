@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from agentrl.agent_server import agent_app
 from anthropic import AsyncAnthropic
@@ -18,18 +18,26 @@ from agentrl import Task
 from agentrl.registry import load_object
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "agents"
-FRAMEWORKS = ("openai_sdk", "openai_agents", "pydantic_ai_agent", "langchain_agent", "smolagents_agent")
+FRAMEWORKS = (
+    "openai_sdk",
+    "anthropic_sdk",
+    "openai_agents",
+    "pydantic_ai_agent",
+    "langchain_agent",
+    "smolagents_agent",
+)
 PLAYED = 2
 _played: list[str] = []
 
 
 def marked(name: str) -> Any:
-    """The example's function; a metric tells whose episode it was."""
+    """The example's function, which is given the client that it names; a metric tells whose episode it was."""
     run = load_object(f"{EXAMPLES}/{name}.py:run")
 
     async def told(task: Task, client: Any) -> dict[str, Any]:
         return {**await run(task, client), "metrics": {name: 1}}
 
+    told.__annotations__["client"] = get_type_hints(run).get("client", Any)
     return told
 
 
