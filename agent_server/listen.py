@@ -43,7 +43,7 @@ def check_bind(host: str, token: str | None, flag: str = "--token-file") -> None
 def bind(host: str, port: int) -> socket.socket:
     """A socket that connections may queue at; port 0 takes a free one. Raises ConfigError when the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio turns Nagle off for no other
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
