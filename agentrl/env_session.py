@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import reprlib
 from collections.abc import Awaitable, Callable
 from types import TracebackType
@@ -11,10 +12,12 @@ from typing import Any
 
 from .env_calls import BlockingCallError, EnvThread, blame_env, run_async
 from .env_loop import EnvLoop, EnvLoops
-from .errors import AgentRLError, EnvError
+from .errors import AgentRLError, BusyError, EnvError
 
 CANCELLED_CLOSE_S = 10.0
 """How long a cancelled episode waits for its env to close; the close itself stays queued."""
+
+BUSY_PAUSE_S = 0.5
 
 
 class EnvSession:
@@ -83,9 +86,22 @@ class EnvSession:
         """An attribute of the env, also through gymnasium's wrappers."""
         return await self.run(name, lambda: _attribute(self._env, name, default))
 
-    async def reset(self, seed: int | None, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """-> (observation, info), its shape checked."""
-        result = await self._call("reset", seed=seed, options=options)
+    async def reset(
+        self, seed: int | None, options: dict[str, Any], busy_s: float = math.inf
+    ) -> tuple[Any, dict[str, Any]]:
+        """-> (observation, info), its shape checked. An env without a free place is asked again for `busy_s`, each call under
+        the bound of a call: an episode has a bound of its own.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + busy_s
+        while True:
+            try:
+                result = await self._call("reset", seed=seed, options=options)
+                break
+            except BusyError:
+                if loop.time() >= until:
+                    raise
+            await asyncio.sleep(BUSY_PAUSE_S)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise EnvError(f"{self.name}.reset must return (observation, info dict), got {reprlib.repr(result)}")
         return result

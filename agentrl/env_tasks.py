@@ -11,6 +11,8 @@ from .env import Task
 from .errors import AgentRLError, ConfigError
 from .task_list import TaskList
 
+END = object()
+
 
 def checked_tasks(tasks: Any, what: str) -> Iterable[Task]:
     """The same tasks, a Sequence where they are one. What reading them raises, and what is no Task, is a ConfigError."""
@@ -18,7 +20,7 @@ def checked_tasks(tasks: Any, what: str) -> Iterable[Task]:
         return CheckedTasks(tasks, what)
     if not isinstance(tasks, Iterable):
         raise ConfigError(f"{what} gave {type(tasks).__name__}, no collection of tasks.")
-    return _checked_stream(tasks, what)
+    return CheckedStream(tasks, what)
 
 
 class CheckedTasks(TaskList):
@@ -37,16 +39,22 @@ class CheckedTasks(TaskList):
             return _checked(self._tasks[position], self._what)
 
 
-def _checked_stream(tasks: Iterable[Any], what: str) -> Iterator[Task]:
-    with fault(what):
-        stream = iter(tasks)
-    for position in itertools.count():
-        with fault(f"{what}, at task {position},"):
-            try:
-                task = next(stream)
-            except StopIteration:
-                return
-        yield _checked(task, what)
+class CheckedStream(Iterator[Task]):
+    """Tasks read once, looked at one by one; reading goes on after an error that is not the end."""
+
+    def __init__(self, tasks: Iterable[Any], what: str) -> None:
+        with fault(what):
+            self._tasks = iter(tasks)
+        self._what = what
+        self._position = 0
+
+    def __next__(self) -> Task:
+        with fault(f"{self._what}, at task {self._position},"):
+            task = next(self._tasks, END)
+        if task is END:
+            raise StopIteration
+        self._position += 1
+        return _checked(task, self._what)
 
 
 def _checked(task: Any, what: str) -> Task:

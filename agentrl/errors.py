@@ -37,6 +37,10 @@ class StoreFullError(InfrastructureError):
     """Ray's object store has no room for what travels between processes, nor has the disk behind it."""
 
 
+class BusyError(InfrastructureError):
+    """A service that works has no place free. Who waits for one has no other bound than the episode's own."""
+
+
 class ConfigError(AgentRLError):
     """The user asked for something that cannot be. The message is one paragraph and names the flag."""
 

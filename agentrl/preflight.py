@@ -199,7 +199,8 @@ async def probe(config: Config, task: Task, env: str | None = None) -> EnvFacts:
     session = EnvSession(source.make, config.rollout.call_timeout_s, source.name, EnvLoops())
     try:
         async with session:
-            observation, _ = await session.reset(0, {"task": task, "max_turns": config.rollout.max_turns})
+            options = {"task": task, "max_turns": config.rollout.max_turns}
+            observation, _ = await session.reset(0, options, busy_s=config.rollout.call_timeout_s)
             tools = await session.attribute("tools", ()) or ()
             turns = await session.attribute("max_turns", None)
             limit = None if turns is None else whole_number("max_turns", turns)

@@ -2,7 +2,7 @@
 
 Every call may be sent again, as the server replays what it has recorded: sessions go by idempotency key, steps by index.
 Lost connections, 429 and answers of something between here and the server are retried with backoff; a call without an
-answer is sent again while the first may still run.
+answer is sent again for as long as the server shows that it is there.
 """
 
 from __future__ import annotations
@@ -11,27 +11,44 @@ import asyncio
 import base64
 import contextlib
 import itertools
+import logging
 import random
+import urllib.parse
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import aiohttp
 import pydantic_core
 
 from agentrl import wire
-from agentrl.errors import AgentRLError, ConfigError, EnvError, InfrastructureError
+from agentrl.errors import AgentRLError, BusyError, ConfigError, EnvError, InfrastructureError
 
 MAX_REPLY = 256 * 2**20
+MAX_MESSAGE = 64 * 1024
+"""Bytes of the longest call that goes over the stream: a server drops the whole connection for one over its bound."""
 PING_S = 20.0
 RESEND_S = 15.0
-NOT_OFFERED = (400, 404, 405, 426, 501)
+PROBE_S = 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+NOT_OFFERED = (*range(100, 429), *range(430, 500), 501)
 Answer = tuple[int, dict[str, Any], float]
 """(status, reply, seconds to wait before another try)"""
+log = logging.getLogger(__name__)
+
+
+def pauses() -> Iterator[float]:
+    """Seconds to wait between tries: growing, and never the same for two callers."""
+    pause = FIRST_PAUSE_S
+    while True:
+        yield pause * random.uniform(0.5, 1.0)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 class EnvClient:
-    """`call` from many tasks at once. `patience_s` bounds how long a server may be gone; `resend_s` is when a call is repeated."""
+    """`call` from many tasks at once. `patience_s` bounds how long a server may give no sign of life; `resend_s` is when a
+    call is repeated.
+    """
 
     def __init__(self, url: str, token: str | None, patience_s: float, resend_s: float = RESEND_S) -> None:
         self.url = url
@@ -52,44 +69,63 @@ class EnvClient:
     async def call(
         self, name: str, session_id: str | None = None, *, patience_s: float | None = None, **body: Any
     ) -> dict[str, Any]:
-        """The reply of `create`, `step`, `heartbeat`, `close` or `image`. Raises what `refusal` gives."""
-        loop = asyncio.get_running_loop()
+        """The reply of `envs`, `tasks`, `create`, `step`, `heartbeat`, `close` or `image`. Raises what `refusal` gives,
+        BusyError when no session is free.
+        """
         patience = self.patience if patience_s is None else patience_s
-        gone_since: float | None = None
-        wait = 0.05
-        while True:
+        loop = asyncio.get_running_loop()
+        heard, longest = loop.time(), self.resend
+        for pause in pauses():
             try:
-                async with asyncio.timeout(self.resend) as scope:
+                async with asyncio.timeout(longest) as scope:
                     status, reply, after = await self._send(name, session_id, body)
             except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
+                what, after = f"{type(error).__name__}: {error}", 0.0
                 if scope.expired():
-                    gone_since = None
-                    continue
-                what = f"{type(error).__name__}: {error}"
-                after = 0.0
+                    what = "it accepts connections and says nothing"
+                    if await self._is_alive():
+                        heard = loop.time()
+                        continue
             else:
                 if status < 400:
                     return reply
                 if status != 429 and (status < 500 or "error" in reply):
                     raise refusal(status, reply)
+                if status == 429 and name == "create":
+                    raise BusyError(f"env server {self.url}: all its sessions are taken (429)")
                 what = f"status {status}"
-            gone_since = gone_since if gone_since is not None else loop.time()
-            pause = max(after, wait * random.uniform(0.5, 1.0))
-            if loop.time() + pause - gone_since > patience:
+                heard = loop.time() if status == 429 else heard
+            pause = max(after, pause)
+            left = heard + patience - loop.time() - pause
+            if left < 0:
                 raise InfrastructureError(f"env server {self.url}: no answer to {name} in {patience:g} s ({what})")
             await asyncio.sleep(pause)
-            wait = min(2 * wait, 5.0)
+            longest = min(self.resend, max(left, FIRST_PAUSE_S))
+        raise AssertionError("there is always another pause")
+
+    async def _is_alive(self) -> bool:
+        """Whether anything there answers at all."""
+        try:
+            async with (
+                asyncio.timeout(min(PROBE_S, self.resend)),
+                self._http.get(f"{self.url}/health", allow_redirects=False) as response,
+            ):
+                return response.status < 500
+        except (aiohttp.ClientError, OSError):
+            return False
 
     async def _send(self, name: str, session_id: str | None, body: Mapping[str, Any]) -> Answer:
-        socket = await self._connected() if self._stream else None
+        number = next(self._numbers)
+        said = {} if session_id is None else {"session_id": session_id}
+        message = wire.dump({"id": number, "call": name, **said, **body}, nan=True)
+        fits = self._stream and len(message) <= MAX_MESSAGE
+        socket = await self._connected() if fits else None
         if socket is None:
             return await self._ask(name, session_id, body)
-        number = next(self._numbers)
         coming: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._pending[number] = coming
         try:
-            said = {} if session_id is None else {"session_id": session_id}
-            await socket.send_str(wire.dump({"id": number, "call": name, **said, **body}, nan=True).decode())
+            await socket.send_str(message.decode())
             return await coming
         finally:
             self._pending.pop(number, None)
@@ -136,10 +172,8 @@ class EnvClient:
         """The call as an HTTP request."""
         if name == "image":
             return await self._image(body["sha256"])
-        path = "/v1/sessions" if name == "create" else f"/v1/sessions/{session_id}"
-        path += f"/{name}" if name in ("step", "heartbeat") else ""
-        method = "DELETE" if name == "close" else "POST"
-        data = wire.dump(body, nan=True) if body else None
+        method, path, rest = _route(name, session_id, body)
+        data = wire.dump(rest, nan=True) if rest else None
         headers = {"Content-Type": "application/json"}
         async with self._http.request(
             method, self.url + path, data=data, headers=headers, allow_redirects=False
@@ -158,6 +192,19 @@ class EnvClient:
             self._reader.cancel()
             await asyncio.wait({self._reader})
         await self._http.close()
+
+
+def _route(name: str, session_id: str | None, body: Mapping[str, Any]) -> tuple[str, str, Mapping[str, Any]]:
+    """(method, path with its query, body) of a call."""
+    if name == "envs":
+        return "GET", "/v1/envs", {}
+    if name == "tasks":
+        query = {key: value for key, value in body.items() if key != "env"}
+        return "GET", f"/v1/envs/{urllib.parse.quote(body['env'], safe='')}/tasks?{urllib.parse.urlencode(query)}", {}
+    if name == "create":
+        return "POST", "/v1/sessions", body
+    path = f"/v1/sessions/{session_id}"
+    return ("DELETE", path, {}) if name == "close" else ("POST", f"{path}/{name}", body)
 
 
 def _answer(status: int, content: bytes, retry_after: str | None) -> Answer:
@@ -183,7 +230,7 @@ def refusal(status: int, reply: Mapping[str, Any]) -> AgentRLError:
     kind, message = error.get("class", ""), f"env server: {error.get('message', f'status {status}')}"
     if status == 401:
         return ConfigError("the env server wants a token: --env.token-file FILE with the one it was started with.")
-    if kind == "UnknownEnv":
+    if kind in ("UnknownEnv", "UnknownSplit"):
         return ConfigError(message)
     if error.get("retryable") is True or kind in ("UnknownSession", "ServerError") or status == 404:
         return InfrastructureError(message)
@@ -197,7 +244,11 @@ class Link:
         self.url = url
         self.token = token
         self.patience = patience_s
+        self._said_full = False
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EnvClient] = weakref.WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Link, (self.url, self.token, self.patience)
 
     def take(self) -> EnvClient:
         """The running loop's client; give it back."""
@@ -207,6 +258,23 @@ class Link:
             client = self._clients[loop] = EnvClient(self.url, self.token, self.patience)
         client.users += 1
         return client
+
+    def say_full(self) -> None:
+        """Warn that all sessions are taken; once."""
+        if not self._said_full:
+            log.warning(
+                "env server %s: all its sessions are taken, episodes wait for one. agentrl serve env --max-sessions gives more.",
+                self.url,
+            )
+        self._said_full = True
+
+    async def ask(self, name: str, *, patience_s: float | None = None, **body: Any) -> dict[str, Any]:
+        """One call, for who keeps no client."""
+        client = self.take()
+        try:
+            return await client.call(name, patience_s=patience_s, **body)
+        finally:
+            await self.give_back(client)
 
     async def give_back(self, client: EnvClient) -> None:
         client.users -= 1

@@ -18,27 +18,32 @@ from pydantic import ValidationError
 
 from agentrl import wire
 from agentrl.env import Env, Task
-from agentrl.errors import AgentRLError, ConfigError, DataError, EnvError
+from agentrl.errors import AgentRLError, BusyError, ConfigError, DataError, EnvError
 from agentrl.messages import Image
 from agentrl.schemas import EnvForm, SessionReply, StepReply
 from agentrl.tokens import read_token
 
-from .env_client import EnvClient, Link
+from .env_client import EnvClient, Link, pauses
 from .remote_tasks import TaskPages, describe, read_tasks
 
 PATIENCE_S = 45.0
 CLOSE_PATIENCE_S = 5.0
+CLOSE_TIMEOUT_S = 30.0
+FULL_S = 2.0
+"""How long one `reset` of a served env waits for a session; it is then called again."""
 
 
 class RemoteEnv(Env):
     """The client of an env server; `url` ends in the env's name, which may be left out where only one is served.
 
     Infrastructure that fails raises InfrastructureError, also a session that the server has lost; what the env itself
-    raised is EnvError, as it is locally. `patience_s`: how long the server may be away within one call.
+    raised is EnvError, as it is locally. `patience_s`: how long the server may be away within one call. A server without
+    a free session is waited for as long in `reset`, which then raises BusyError.
     """
 
     form: EnvForm
     link: Link
+    full_s: float
 
     def __init__(
         self,
@@ -50,14 +55,16 @@ class RemoteEnv(Env):
     ) -> None:
         base, name = split_url(url)
         token = token if token is not None else read_token(token_file, "--env.token-file")
-        self._begin(describe(base, name, token), Link(base, token, patience_s))
+        link = Link(base, token, patience_s)
+        self._begin(describe(link, name), link, patience_s)
 
-    def _begin(self, form: EnvForm, link: Link) -> None:
-        self.form, self.link = form, link
+    def _begin(self, form: EnvForm, link: Link, full_s: float) -> None:
+        self.form, self.link, self.full_s = form, link, full_s
         self.tools = list(form.tools)
         self.max_turns = form.max_turns  # type: ignore[assignment]
         self._client: EnvClient | None = None
         self._session: str | None = None
+        self._key: str | None = None
         self._images: dict[str, Image] = {}
         self._index = 0
         self._heart: asyncio.Task[None] | None = None
@@ -71,16 +78,33 @@ class RemoteEnv(Env):
         rest = dict(options or {})
         task = rest.pop("task", None)
         given = None if task is None else wire.task_form(task)
-        reply = await client.call(
-            "create", env=self.form.name, task=given, seed=seed, options=rest, idempotency_key=secrets.token_urlsafe(16)
-        )
-        opened = _validated(SessionReply, reply)
+        opened = await self._open(client, env=self.form.name, task=given, seed=seed, options=rest)
         self._session, self._index, self._images = opened.session_id, 0, {}
         self._heart = asyncio.ensure_future(_beat(client, opened.session_id, opened.lease_s))
         self.tools = list(opened.tools)
         drawn = None if opened.task is None else wire.read_task(opened.task.model_dump())
         self.task = task if task is not None else drawn or Task(id=str(seed))
         return await self._observed(client, opened.observation), _info(opened.info)
+
+    async def _open(self, client: EnvClient, **body: Any) -> SessionReply:
+        """A session, waited for where none is free. Until its id is known it goes by its key."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.full_s
+        for pause in pauses():
+            self._key = secrets.token_urlsafe(16)
+            try:
+                opened: SessionReply = _validated(
+                    SessionReply, await client.call("create", **body, idempotency_key=self._key)
+                )
+            except BusyError:
+                self._key = None
+                self.link.say_full()
+                if loop.time() + pause > until:
+                    raise
+            else:
+                return opened
+            await asyncio.sleep(pause)
+        raise AssertionError("there is always another pause")
 
     async def step(self, action: Any) -> Any:  # type: ignore[override]
         client, session = self._client, self._session
@@ -101,7 +125,9 @@ class RemoteEnv(Env):
         return observation, wire.verdict(said.reward), said.terminated, said.truncated, _info(said.info)
 
     async def close(self) -> None:  # type: ignore[override]
-        """End the session on the server. One that cannot be reached ends it when the lease runs out."""
+        """End the session on the server, also one that a `reset` which was given up has opened or is opening there. One
+        that cannot be reached ends it when the lease runs out.
+        """
         client, self._client = self._client, None
         if client is None:
             return
@@ -111,12 +137,14 @@ class RemoteEnv(Env):
             await self.link.give_back(client)
 
     async def _leave(self, client: EnvClient | None = None) -> None:
-        client, session, self._session = client or self._client, self._session, None
+        client, session = client or self._client, self._session or self._key
+        self._session = self._key = None
         if self._heart is not None:
             self._heart.cancel()
         if client is not None and session is not None:
-            with contextlib.suppress(AgentRLError):
-                await client.call("close", session, patience_s=CLOSE_PATIENCE_S)
+            with contextlib.suppress(AgentRLError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await client.call("close", session, patience_s=CLOSE_PATIENCE_S)
 
     async def _observed(self, client: EnvClient, form: Any) -> Any:
         try:
@@ -166,22 +194,22 @@ def split_url(url: str) -> tuple[str, str | None]:
 def served(url: str, token_file: str | None = None) -> type[RemoteEnv]:
     """The env class behind a URL: `--env http://…`. The server is asked once; all its envs in a process share a stream."""
     base, name = split_url(url)
-    token = read_token(token_file, "--env.token-file")
-    found = describe(base, name, token)
+    shared = Link(base, read_token(token_file, "--env.token-file"), PATIENCE_S)
+    found = describe(shared, name)
 
     class Served(RemoteEnv):
         form: ClassVar[EnvForm] = found  # type: ignore[misc]
-        link: ClassVar[Link] = Link(base, token, PATIENCE_S)  # type: ignore[misc]
+        link: ClassVar[Link] = shared  # type: ignore[misc]
         max_turns = found.max_turns  # type: ignore[assignment]
         tools = list(found.tools)
 
         def __init__(self) -> None:
-            self._begin(type(self).form, type(self).link)
+            self._begin(type(self).form, type(self).link, FULL_S)
 
         @classmethod
         def tasks(cls, split: str = "train") -> Iterable[Task]:  # type: ignore[override]
             """The tasks that the server brings."""
-            return read_tasks(TaskPages(base, found.name, token, split))
+            return read_tasks(TaskPages(shared, found.name, split))
 
     if not found.splits:
         del Served.tasks

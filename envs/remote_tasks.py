@@ -1,125 +1,119 @@
-"""What an env server says of its envs and their tasks, read without an event loop."""
+"""What an env server says of its envs and their tasks."""
 
 from __future__ import annotations
 
-import http.client
-import time
-import urllib.parse
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import pydantic_core
 from pydantic import ValidationError
 
 from agentrl import wire
 from agentrl.env import Task
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.schemas import EnvForm, EnvsReply, TasksReply
-from agentrl.task_list import TaskList
+from agentrl.task_list import TaskList, read_now, run_here
 
-PAGE = 50
-TIMEOUT_S = 30.0
+from .env_client import Link
+
+FIRST_PAGE = 50
+MAX_PAGE = 1000
+PAGE_BYTES = 2**20
 WAIT_FOR_SERVER_S = 5.0
 
 
-def get(url: str, path: str, token: str | None) -> Any:
-    """The JSON of a GET; a server that does not listen yet is waited for. Raises ConfigError that names the flag."""
-    give_up = time.monotonic() + WAIT_FOR_SERVER_S
-    while True:
-        try:
-            status, content = _get(url, path, token)
-            break
-        except (OSError, http.client.HTTPException) as error:
-            if time.monotonic() > give_up:
-                raise ConfigError(
-                    f"--env {url}: no env server answers there ({type(error).__name__}: {error})."
-                ) from error
-            time.sleep(0.3)
-    if status == 401:
-        raise ConfigError(f"--env {url} wants a token: --env.token-file FILE with the one the server was started with.")
+def describe(link: Link, name: str | None) -> EnvForm:
+    """The env of that name; without one the only env that is served. A server that does not listen yet is waited for.
+
+    Raises ConfigError that names the flag.
+    """
     try:
-        reply = pydantic_core.from_json(content)
-    except ValueError:
-        raise ConfigError(f"--env {url} is no env server: it answered {path} with status {status}.") from None
-    if status != 200:
-        detail = reply.get("error", {}) if isinstance(reply, dict) else {}
-        raise ConfigError(f"--env {url}: {detail.get('message', f'status {status}')}")
-    return reply
-
-
-def _get(url: str, path: str, token: str | None) -> tuple[int, bytes]:
-    address = urllib.parse.urlsplit(url)
-    kind = http.client.HTTPSConnection if address.scheme == "https" else http.client.HTTPConnection
-    connection = kind(address.netloc, timeout=TIMEOUT_S)
-    try:
-        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        connection.request("GET", address.path.rstrip("/") + path, headers=headers)
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
-
-
-def describe(url: str, name: str | None, token: str | None) -> EnvForm:
-    """The env of that name; without one the only env that is served. Raises ConfigError."""
-    try:
-        forms = EnvsReply.model_validate(get(url, "/v1/envs", token)).envs
+        reply = run_here(lambda: link.ask("envs", patience_s=WAIT_FOR_SERVER_S))
+        forms = EnvsReply.model_validate(reply).envs
+    except ConfigError:
+        raise
+    except AgentRLError as error:
+        raise ConfigError(f"--env {link.url}: no env server answers there ({error}).") from error
     except ValidationError:
-        raise ConfigError(f"--env {url} is no env server of this protocol.") from None
+        raise ConfigError(f"--env {link.url} is no env server of this protocol.") from None
     found = [form for form in forms if name is None or form.name == name]
     if len(found) != 1:
         known = ", ".join(form.name for form in forms) or "nothing"
-        raise ConfigError(f"--env {url}/{name or ''}: the server offers {known}.")
+        raise ConfigError(f"--env {link.url}/{name or ''}: the server offers {known}.")
     return found[0]
 
 
 class TaskPages:
     """Reads a split's tasks page by page."""
 
-    def __init__(self, url: str, name: str, token: str | None, split: str) -> None:
-        self.url = url
-        self.token = token
-        self._path = f"/v1/envs/{urllib.parse.quote(name, safe='')}/tasks?split={urllib.parse.quote(split)}"
+    def __init__(self, link: Link, env: str, split: str) -> None:
+        self._link = link
+        self._asked = {"env": env, "split": split}
+        self.what = f"--env {link.url}/{env}, split {split}"
 
-    def read(self, offset: int) -> tuple[list[Task], int | None]:
-        """(up to PAGE tasks, how many there are in all if known)."""
-        reply = get(self.url, f"{self._path}&offset={offset}&limit={PAGE}", self.token)
+    async def read(self, offset: int, limit: int) -> tuple[list[Task], int | None, int]:
+        """(up to `limit` tasks, how many there are in all if known, about how many bytes a task takes)."""
+        reply = await self._link.ask("tasks", **self._asked, offset=offset, limit=limit)
         try:
             page = TasksReply.model_validate(reply)
         except ValidationError as error:
-            raise ConfigError(f"--env {self.url}: its tasks are not of this protocol: {error}") from None
-        return [wire.read_task(form.model_dump()) for form in page.tasks], page.total
+            raise ConfigError(f"{self.what}: its tasks are not of this protocol: {error}") from None
+        size = len(wire.dump(reply.get("tasks"), nan=True)) // max(1, len(page.tasks))
+        return [wire.read_task(form.model_dump()) for form in page.tasks], page.total, size
 
 
 class RemoteTasks(TaskList):
-    """A split of known size; pages are read when first looked at, and kept."""
+    """A split of known size. Pages, of about PAGE_BYTES, are read when first looked at, and kept."""
 
-    def __init__(self, pages: TaskPages, first: list[Task], total: int) -> None:
+    def __init__(self, pages: TaskPages, first: list[Task], total: int, task_bytes: int) -> None:
         self._pages = pages
+        self._first = first
         self._total = total
-        self._read = {0: first}
+        self._page = max(1, min(MAX_PAGE, PAGE_BYTES // max(1, task_bytes)))
+        self._read: dict[int, list[Task]] = {}
 
     def __len__(self) -> int:
         return self._total
 
     def at(self, position: int) -> Task:
-        page, place = divmod(position, PAGE)
+        if position < len(self._first):
+            return self._first[position]
+        page, place = divmod(position, self._page)
         if page not in self._read:
-            self._read[page] = self._pages.read(page * PAGE)[0]
+            read_now(f"task {position} of {self._pages.what}", lambda: self._fetch(page))
         return self._read[page][place]
+
+    async def _fetch(self, page: int) -> None:
+        offset = page * self._page
+        tasks, _, _ = await self._pages.read(offset, self._page)
+        if len(tasks) < min(self._page, self._total - offset):
+            raise ConfigError(f"{self._pages.what}: there were {self._total} tasks, now {offset + len(tasks)} are left.")
+        self._read[page] = tasks
+
+
+class RemoteStream(Iterator[Task]):
+    """Tasks of which nobody knows how many there are, read in order."""
+
+    def __init__(self, pages: TaskPages, first: list[Task]) -> None:
+        self._pages = pages
+        self._coming = first
+        self._read = len(first)
+        self._ended = len(first) < FIRST_PAGE
+
+    def __next__(self) -> Task:
+        if not self._coming and not self._ended:
+            read_now(f"task {self._read} of {self._pages.what}", self._fetch)
+        if not self._coming:
+            raise StopIteration
+        return self._coming.pop(0)
+
+    async def _fetch(self) -> None:
+        page, _, _ = await self._pages.read(self._read, FIRST_PAGE)
+        self._coming = page
+        self._read += len(page)
+        self._ended = len(page) < FIRST_PAGE
 
 
 def read_tasks(pages: TaskPages) -> Iterable[Task]:
     """A Sequence where the server knows how many there are, else a stream."""
-    first, total = pages.read(0)
-    return RemoteTasks(pages, first, total) if total is not None else _stream(pages, first)
-
-
-def _stream(pages: TaskPages, page: list[Task]) -> Iterator[Task]:
-    read = 0
-    while page:
-        yield from page
-        read += len(page)
-        if len(page) < PAGE:
-            return
-        page, _ = pages.read(read)
+    first, total, task_bytes = run_here(lambda: pages.read(0, FIRST_PAGE))
+    return RemoteStream(pages, first) if total is None else RemoteTasks(pages, first, total, task_bytes)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from ..config import Config
 from ..engine import Limits
-from ..errors import RunStoppedError
+from ..errors import InfrastructureError, RunStoppedError
+from ..task_list import NotReadYet, without_waiting
 from .episode import EpisodeOrder, EpisodeResult
 from .error_rate import ErrorRate
 from .group import Batch, Group
@@ -27,6 +29,7 @@ from .task_source import DrawSource
 from .watchdog import within
 
 SHOWN = 4
+ASK_AGAIN_S = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -58,6 +61,8 @@ class Dispatcher:
         self._stopped = False
         self._failure: BaseException | None = None
         self._episodes: set[asyncio.Task[None]] = set()
+        self._missing: NotReadYet | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._attempts = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -116,23 +121,24 @@ class Dispatcher:
     async def stop(self) -> None:
         """Cancel what runs, and start nothing any more; `abandon` then tells what was lost."""
         self._stopped = True
-        episodes = tuple(self._episodes)
-        for episode in episodes:
-            episode.cancel()
-        await asyncio.gather(*episodes, return_exceptions=True)
+        running = [*self._episodes, *((self._reading,) if self._reading else ())]
+        for one in running:
+            one.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
 
     def held(self) -> HeldRollouts:
         """What a checkpoint of this moment has to keep."""
         return replace(self.ledger.held(), source=self.tasks.state())
 
     def abandon(self) -> list[Group]:
-        """The groups that no batch took, for the record of a run that ends."""
+        """The groups that no batch took, for the record of a run that ends; without those whose task was never read."""
         groups, owed = self.ledger.abandon()
         n, version = self.config.rollout.n_samples, self.ledger.version
-        unstarted = [
-            Group(draw, task, n, version, outcome="cancelled") for draw in owed if (task := self.tasks.at(draw))
-        ]
-        return [*groups, *unstarted]
+        for draw in owed:
+            with suppress(NotReadYet), without_waiting():
+                if task := self.tasks.at(draw):
+                    groups.append(Group(draw, task, n, version, outcome="cancelled"))
+        return groups
 
     @property
     def episodes_in_flight(self) -> int:
@@ -141,9 +147,16 @@ class Dispatcher:
     # ------------------------------------------------------------------ dispatching
 
     def _fill(self) -> None:
-        """Start groups while there are places."""
-        while not self._stopped and (draw := self.ledger.next_to_start()) is not None:
-            group = self.ledger.start(draw, self.tasks.at(draw))
+        """Start groups while there are places and their tasks are here; the others begin when theirs are read."""
+        while not self._stopped and self._missing is None and (draw := self.ledger.next_to_start()) is not None:
+            try:
+                with without_waiting():
+                    task = self.tasks.at(draw)
+            except NotReadYet as missing:
+                self._missing = missing
+                self._reading = asyncio.create_task(self._read(missing))
+                break
+            group = self.ledger.start(draw, task)
             if group is not None:
                 engine = self.seats.least_loaded(group.n)
                 for sample in range(group.n):
@@ -151,6 +164,22 @@ class Dispatcher:
                     self._launch(group, replace(order, engine=engine))
         self._closable = True
         self._changed.set()
+
+    async def _read(self, missing: NotReadYet) -> None:
+        """Fetch tasks, for as long as it takes: who waits for a batch has the bound."""
+        try:
+            while self._missing is not None:
+                try:
+                    await missing.read()
+                    self._missing = None
+                except InfrastructureError as error:
+                    log.warning("%s: %s. It is asked again.", missing.what, error)
+                    await asyncio.sleep(ASK_AGAIN_S)
+        except Exception as error:  # the fault boundary of reading tasks: the run ends with it
+            self._failure = self._failure or error
+            self._changed.set()
+        else:
+            self._fill()
 
     def _launch(self, group: Group, order: EpisodeOrder) -> None:
         episode = asyncio.create_task(self._play(group, order))
@@ -250,4 +279,5 @@ class Dispatcher:
     def _what_is_awaited(self) -> str:
         flying = [group for group in self.groups() if group["episodes"]]
         shown = ". ".join(in_words(group) for group in flying[:SHOWN])
-        return f"a batch; in flight: {shown or 'nothing'}"
+        missing = "" if self._missing is None else f"; {self._missing}"
+        return f"a batch; in flight: {shown or 'nothing'}{missing}"
