@@ -12,15 +12,18 @@ from agentrl.assemble import EnvSource
 from agentrl.env import Task
 from agentrl.env_calls import EnvThread, blame_env
 from agentrl.env_session import EnvSession
-from agentrl.errors import DataError, EnvError
+from agentrl.errors import DataError
 from agentrl.schemas import EnvForm
 
 SPLITS = ("train", "test")
+OTHER = ""
 MAX_SKIPPED = 100_000
 
 
 class Offer:
-    """One env under its name. User code (`tasks`) runs on a thread of its own, never on the event loop."""
+    """One env under its name. User code (`tasks`) runs on threads of its own, never on the event loop: one for each split that
+    every env may have, one for all others. A call that is over its time keeps its thread until it returns.
+    """
 
     def __init__(self, source: EnvSource, call_timeout_s: float) -> None:
         self.source = source
@@ -28,7 +31,7 @@ class Offer:
         self.timeout = call_timeout_s
         self.form = EnvForm(name=self.name)
         self._looked = False
-        self._thread = EnvThread(f"tasks of {self.name}")
+        self._threads = {split: EnvThread(f"tasks of {self.name}") for split in (*SPLITS, OTHER)}
         self._splits: dict[str, Iterable[Task]] = {}
         self._streams: dict[str, tuple[int, Iterator[Task]]] = {}
 
@@ -42,7 +45,7 @@ class Offer:
             own = self.source.target if isinstance(self.source.target, type) else None
             described = own or type(await env.attribute("unwrapped", None))
         self._looked = True
-        counts = {split: await self._run(lambda split=split: self._size(split)) for split in SPLITS}
+        counts = {split: await self._run(split, lambda split=split: self._size(split)) for split in SPLITS}
         self.form = EnvForm(
             name=self.name,
             description=inspect.cleandoc(described.__doc__ or "").strip(),
@@ -54,13 +57,12 @@ class Offer:
 
     async def page(self, split: str, offset: int, limit: int) -> dict[str, Any]:
         """`TasksReply` as plain values."""
-        tasks, total = await self._run(lambda: self._page(split, offset, limit))
+        tasks, total = await self._run(split, lambda: self._page(split, offset, limit))
         return {"tasks": tasks, "offset": offset, "total": total}
 
-    async def _run(self, call: Any) -> Any:
-        if self._thread.abandoned:
-            raise EnvError(f"{self.name}: an earlier call of tasks() never came back")
-        return await blame_env(f"{self.name}: tasks", self._thread.run(call, self.timeout), self.timeout)
+    async def _run(self, split: str, call: Any) -> Any:
+        thread = self._threads.get(split, self._threads[OTHER])
+        return await blame_env(f"{self.name}: tasks", thread.run(call, self.timeout), self.timeout)
 
     def _tasks(self, split: str) -> Iterable[Task]:
         if split not in self._splits:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ class PlayedSession:
         self._entered = False
         self._ended = False
         self._index = -1
-        self._form_taken: Any = None
+        self._taken = Action()
         self._answer: asyncio.Task[Answer] | None = None
 
     @property
@@ -87,7 +88,7 @@ class PlayedSession:
         Raises ApiError 409, and DataError for a form that is no action; then nothing was executed.
         """
         if index == self._index and self._answer is not None:
-            if _same(form, self._form_taken):
+            if _spelled(wire.read_action(form)) == _spelled(self._taken):
                 return self._answer
             raise _conflict(f"step {index} was taken with another action")
         if index <= self._index:
@@ -99,7 +100,7 @@ class PlayedSession:
         if self._ended:
             raise _conflict(f"step {index} comes after the episode's end")
         action = wire.read_action(form)
-        self._index, self._form_taken = index, form
+        self._index, self._taken = index, action
         self._answer = asyncio.ensure_future(self._take(index, action))
         return self._answer
 
@@ -144,9 +145,10 @@ class PlayedSession:
             await self.env.__aexit__(None, None, None)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Equal as JSON; NaN is equal to itself."""
-    return bool(one == other) or wire.dump(one, nan=True) == wire.dump(other, nan=True)
+def _spelled(action: Action) -> str:
+    """The same for the same action, however it was written, and for no other: 1 is not true."""
+    calls = [(c.id, c.name, c.arguments, c.raw if c.arguments is None else "") for c in action.tool_calls]
+    return json.dumps([str(action), calls, action.finish_reason], sort_keys=True)
 
 
 def _conflict(message: str) -> ApiError:

@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agentrl import wire
+from agentrl.env_calls import CallTimeoutError
 from agentrl.errors import AgentRLError, DataError, error_class
 from agentrl.schemas import OpenSession, StepRequest
 
@@ -73,6 +74,8 @@ class EnvService:
         try:
             return Answer(200, wire.dump(await offer.page(split, offset, limit), nan=True))
         except AgentRLError as error:
+            if isinstance(error.__cause__, CallTimeoutError):
+                raise ApiError(504, str(error), kind=error_class(error), retryable=True) from error
             if split not in SPLITS and not isinstance(error, DataError):
                 raise ApiError(404, f"{name} gives no tasks for this split: {error}", kind="UnknownSplit") from error
             raise as_api_error(error) from error
@@ -205,11 +208,20 @@ class EnvService:
         return await self._awaited(self.begin_step(session_id, request))
 
     def heartbeat(self, session_id: str) -> Answer:
-        self._session(session_id).touched = asyncio.get_running_loop().time()
+        self._session(session_id)
         return Answer(200, wire.dump({"lease_s": self.limits.lease_s}))
 
     async def close(self, session_id: str) -> Answer:
-        """When it answers, `close` has run, or its time was up."""
+        """When it answers, `close` has run, or its time was up. Who has no id, as the answer to `open` never came, names the
+        idempotency key: also an opening that is still under way then ends.
+        """
+        if session_id in self._opening:
+            _, opening = self._opening[session_id]
+            if not opening.done():
+                opening.cancel()
+                await asyncio.wait({opening})
+                return Answer(200, b"{}")
+            session_id = next((own for own, key in self._keys.items() if key == session_id), session_id)
         await asyncio.shield(self._remove(self._session(session_id)))
         return Answer(200, b"{}")
 
@@ -233,8 +245,11 @@ class EnvService:
         return self.offers[name]
 
     def _session(self, session_id: str) -> PlayedSession:
+        """The session a call is for, whose lease that renews."""
         if session_id not in self._sessions:
             raise ApiError(
                 404, "there is no such session: closed, expired, or the server restarted", kind="UnknownSession"
             )
-        return self._sessions[session_id]
+        session = self._sessions[session_id]
+        session.touched = asyncio.get_running_loop().time()
+        return session

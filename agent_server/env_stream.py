@@ -25,6 +25,12 @@ from .env_service import EnvService
 from .http import ApiError, Bounds, parse_json, validated
 
 MAX_IN_FLIGHT = 8192
+MAX_UNSENT = 16 * 2**20
+"""Bytes of replies that wait to be sent; above, no further call is read."""
+LARGE, MAX_LARGE = ("envs", "tasks", "image"), 64
+"""Calls whose replies are large for what was asked, as those of a step asked for again are, and how many of them may be
+under way before no further call is read.
+"""
 
 
 class TasksCall(BaseModel):
@@ -52,20 +58,28 @@ class StreamEndpoint:
         try:
             while (message := await receive())["type"] == "websocket.receive":
                 stream.take(message.get("text") or message.get("bytes") or "")
+                await stream.has_room.wait()
         finally:
             writer.cancel()
             stream.drop()
 
 
 class _Stream:
-    """One connection's calls. Replies go through one writer, so frames are never written at the same time."""
+    """One connection's calls. Replies go through one writer, so frames are never written at the same time. While too much
+    is unsent there is no room for another call.
+    """
 
     def __init__(self, service: EnvService, bounds: Bounds) -> None:
         self.service = service
         self.bounds = bounds
         self._replies: deque[str] = deque()
         self._some = asyncio.Event()
+        self._unsent = self._large = 0
+        self._lost = False
+        self.has_room = asyncio.Event()
+        self.has_room.set()
         self._own: set[asyncio.Future[Answer]] = set()
+        self._running: set[asyncio.Future[Answer]] = set()
         self._in_flight = 0
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
             "envs": self._envs,
@@ -78,12 +92,25 @@ class _Stream:
         }
 
     async def write(self, send: Send) -> None:
-        """Send what is there, for as long as the connection lasts."""
-        while True:
-            await self._some.wait()
-            self._some.clear()
-            while self._replies:
-                await send({"type": "websocket.send", "text": self._replies.popleft()})
+        """Send what is there, for as long as the connection lasts; then there is room for what tells its end."""
+        try:
+            while True:
+                await self._some.wait()
+                self._some.clear()
+                while self._replies:
+                    reply = self._replies.popleft()
+                    await send({"type": "websocket.send", "text": reply})
+                    self._unsent -= len(reply)
+                    self._see_room()
+        finally:
+            self._lost = True
+            self._see_room()
+
+    def _see_room(self) -> None:
+        if self._lost or (self._unsent <= MAX_UNSENT and self._large < MAX_LARGE):
+            self.has_room.set()
+        else:
+            self.has_room.clear()
 
     def drop(self) -> None:
         """The connection is gone. What waits here for an answer ends; what makes the answer goes on."""
@@ -117,12 +144,21 @@ class _Stream:
         else:
             known = ", ".join(("step", *self._calls))
             raise ApiError(422, f"there is no call {str(name)[:40]!r}: {known}", kind="Invalid")
+        large = name in LARGE or answer in self._running
+        self._running.add(answer)
         self._in_flight += 1
-        answer.add_done_callback(lambda done: self._done(number, done))
+        self._large += large
+        self._see_room()
+        if answer.done():
+            self._done(number, answer, large)  # now, so that repeats of one step fill the room before the next is read
+        else:
+            answer.add_done_callback(lambda done: self._done(number, done, large))
 
-    def _done(self, number: int | str, done: asyncio.Future[Answer]) -> None:
+    def _done(self, number: int | str, done: asyncio.Future[Answer], large: bool) -> None:
         self._in_flight -= 1
+        self._large -= large
         self._own.discard(done)
+        self._running.discard(done)
         if done.cancelled():
             error: BaseException | None = ApiError(404, "the session was closed", kind="UnknownSession")
         else:
@@ -137,8 +173,11 @@ class _Stream:
     def _reply(self, number: Any, answer: Answer) -> None:
         head = wire.dump({"id": number, "status": answer.status})[:-1]
         rest = b"}" if answer.body == b"{}" else b"," + answer.body[1:]
-        self._replies.append((head + rest).decode())
+        reply = (head + rest).decode()
+        self._replies.append(reply)
+        self._unsent += len(reply)
         self._some.set()
+        self._see_room()
 
     async def _envs(self, call: dict[str, Any]) -> Answer:
         return self.service.envs()

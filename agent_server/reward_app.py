@@ -10,9 +10,10 @@ from fastapi import FastAPI, Request
 from prometheus_client import Counter
 from starlette.responses import Response
 
-from agentrl.errors import AgentRLError
+from agentrl.errors import AgentRLError, DataError
 from agentrl.reward import Verdict
 from agentrl.schemas import ErrorReply, GetRewardRequest, RewardReply, RewardRequest
+from agentrl.wire import read_plain
 
 from .http import ApiError, Bounds, as_api_error, bearer, described_body, json_response, make_app, read_body
 from .reward_judge import Item, Judge
@@ -55,7 +56,7 @@ def reward_app(
     @app.post("/v1/reward", responses={200: {"model": RewardReply}, **ERRORS}, openapi_extra=own)
     async def reward(request: Request) -> Response:
         asked = await read_body(request, RewardRequest)
-        found = await verdicts(_items(asked.prompts, asked.completions, asked.labels))
+        found = await verdicts(_items(asked.prompts, asked.completions, _labels(asked.labels)))
         return json_response(
             {
                 "rewards": [verdict.reward for verdict in found],
@@ -87,6 +88,13 @@ def _items(prompts: list[Any], completions: list[str], labels: list[Any] | None)
         sizes = f"{len(prompts)} prompts, {len(completions)} completions, {len(labels)} labels"
         raise ApiError(422, f"the lists must have one length: {sizes}", kind="Invalid")
     return [Item(*given) for given in zip(prompts, completions, labels, strict=True)]
+
+
+def _labels(forms: list[Any] | None) -> list[Any] | None:
+    try:
+        return None if forms is None else [read_plain(form) for form in forms]
+    except DataError as error:
+        raise as_api_error(error) from error
 
 
 def _score(verdict: Verdict) -> float | None:

@@ -19,13 +19,14 @@ class Wire(BaseModel):
 
 
 class TaskForm(Wire):
-    """A task; `label` and `row` are any JSON, `images` are parts with data."""
+    """A task; `label` and `row` are any JSON, `images` are parts with data, `tools` OpenAI function schemas."""
 
     id: str = Field(max_length=1000)
     prompt: str | list[dict[str, Any]] | None = None
     label: Any = None
     images: list[dict[str, Any]] = []
     row: dict[str, Any] = {}
+    tools: list[dict[str, Any]] = []
 
 
 class OpenSession(Wire):

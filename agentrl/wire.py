@@ -5,16 +5,22 @@
     Action      = string | {"text", "tool_calls": [{"id", "name", "arguments"}], "finish_reason"}
     Task        = {"id", "prompt", "label", "images", "row", "tools"?}
 
+In a label or row, what JSON has no word for is `{"type", "data"}`: "bytes" (base64), "datetime", "date", "time" (ISO 8601),
+"timedelta" (microseconds), "decimal", "uuid", an image part, and "object" for an object that only looks like one of these.
+
 Nothing that is decoded here opens a path or fetches a URL: an image is its bytes or the hash of one sent before.
 """
 
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pydantic_core
 from PIL import Image as PILImage
@@ -26,6 +32,22 @@ from .step_info import finite
 
 JSON = Any
 Images = MutableMapping[str, Image]
+MICROSECOND = dt.timedelta(microseconds=1)
+TAGS: dict[str, tuple[type, Callable[[Any], JSON], Callable[[Any], Any]]] = {
+    "bytes": (
+        bytes,
+        lambda value: base64.b64encode(value).decode(),
+        lambda data: base64.b64decode(data, validate=True),
+    ),
+    "datetime": (dt.datetime, dt.datetime.isoformat, dt.datetime.fromisoformat),
+    "date": (dt.date, dt.date.isoformat, dt.date.fromisoformat),
+    "time": (dt.time, dt.time.isoformat, dt.time.fromisoformat),
+    "timedelta": (dt.timedelta, lambda value: value // MICROSECOND, lambda data: data * MICROSECOND),
+    "decimal": (Decimal, str, Decimal),
+    "uuid": (UUID, str, UUID),
+}
+"""Tag: (type, its data, and back). A datetime is a date too, and stands before it."""
+OBJECT = "object"
 
 
 def dump(value: Any, *, nan: bool = False) -> bytes:
@@ -38,7 +60,7 @@ def dump(value: Any, *, nan: bool = False) -> bytes:
     except ValueError:
         pass
     try:
-        return pydantic_core.to_json(_without_surrogates(value), inf_nan_mode=mode, fallback=_fallback)
+        return pydantic_core.to_json(_as_unicode(value), inf_nan_mode=mode, fallback=_fallback)
     except (ValueError, RecursionError) as error:
         raise EnvError(f"what the environment returned cannot be written as JSON: {error}") from error
 
@@ -47,13 +69,16 @@ def _fallback(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
-def _without_surrogates(value: Any) -> Any:
+def _as_unicode(value: Any) -> Any:
+    """Text and bytes with what is no Unicode replaced."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
+    if isinstance(value, bytes | bytearray):
+        return value.decode(errors="replace")
     if isinstance(value, Mapping):
-        return {_without_surrogates(key): _without_surrogates(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_surrogates(inner) for inner in value]
+        return {_as_unicode(key): _as_unicode(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_as_unicode(inner) for inner in value]
     return value
 
 
@@ -63,21 +88,23 @@ def verdict(value: Any) -> float | None:
 
 
 def image_form(image: Image, sent: Images) -> JSON:
-    """An image part; its bytes only the first time. `sent` takes what was sent."""
+    """An image part; its bytes only the first time. `sent` takes what was sent, without its pixels."""
     sha = image.sha256
     if sha in sent:
         return {"type": "image", "sha256": sha}
-    sent[sha] = image
+    sent[sha] = Image.from_png(image.png)
     return {"type": "image", "sha256": sha, "data": base64.b64encode(image.png).decode()}
 
 
 def read_image(part: Mapping[str, Any], known: Images) -> Image:
-    """The image of a part, which `known` then holds. Raises DataError: neither bytes nor known, or other bytes than said."""
+    """The image of a part, which `known` then holds, without its pixels. Raises DataError: neither bytes nor known, or other
+    bytes than said.
+    """
     sha, data = part.get("sha256"), part.get("data")
     if data is None:
         if not isinstance(sha, str) or sha not in known:
             raise DataError(f"image {str(sha)[:64]} has no data and was not sent before")
-        return known[sha]
+        return Image(known[sha])
     try:
         png = base64.b64decode(data, validate=True)
     except (TypeError, ValueError) as error:
@@ -86,7 +113,7 @@ def read_image(part: Mapping[str, Any], known: Images) -> Image:
     if sha is not None and sha != actual:
         raise DataError(f"the data of image {str(sha)[:64]} has the hash {actual}")
     known[actual] = Image.from_png(png)
-    return known[actual]
+    return Image(known[actual])
 
 
 def _part_form(part: Any, sent: Images) -> JSON:
@@ -240,7 +267,7 @@ def read_task(form: JSON) -> Task:
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise DataError(f"task {form['id']}: tools is a list of objects")
     shown = tuple(read_image(_object_form(part), {}) for part in images)
-    return Task(form["id"], prompt, _read_plain(form.get("label")), shown, _read_plain(row), tools=tuple(tools))
+    return Task(form["id"], prompt, read_plain(form.get("label")), shown, read_plain(row), tools=tuple(tools))
 
 
 def _object_form(part: Any) -> Mapping[str, Any]:
@@ -250,7 +277,7 @@ def _object_form(part: Any) -> Mapping[str, Any]:
 
 
 def _plain(value: Any, what: str) -> JSON:
-    """The value in JSON's types; a picture in it is an image part, a tuple a list. Raises DataError."""
+    """The value in JSON's types and tagged forms; a tuple is a list. Raises DataError."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Image | PILImage.Image):
@@ -258,17 +285,41 @@ def _plain(value: Any, what: str) -> JSON:
     if isinstance(value, list | tuple):
         return [_plain(inner, what) for inner in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: _plain(inner, what) for key, inner in value.items()}
+        plain = {key: _plain(inner, what) for key, inner in value.items()}
+        return {"type": OBJECT, "data": plain} if _tag(plain) else plain
+    for tag, (kind, write, _) in TAGS.items():
+        if isinstance(value, kind):
+            return {"type": tag, "data": write(value)}
     if hasattr(value, "tolist"):
         return _plain(value.tolist(), what)
     raise DataError(f"{what} holds {repr(value)[:80]}, which does not travel as JSON")
 
 
-def _read_plain(value: JSON) -> Any:
+def _tag(form: Mapping[str, Any]) -> str | None:
+    """What a form is tagged as; None for a plain object."""
+    tag = form.get("type")
+    if form.keys() == {"type", "sha256", "data"} and tag == "image":
+        return "image"
+    return tag if form.keys() == {"type", "data"} and isinstance(tag, str) and tag in (*TAGS, OBJECT) else None
+
+
+def read_plain(value: JSON) -> Any:
+    """A label, or a value of a row. Raises DataError."""
     if isinstance(value, list):
-        return [_read_plain(inner) for inner in value]
-    if isinstance(value, Mapping):
-        if value.keys() == {"type", "sha256", "data"} and value["type"] == "image":
-            return read_image(value, {})
-        return {key: _read_plain(inner) for key, inner in value.items()}
-    return value
+        return [read_plain(inner) for inner in value]
+    if not isinstance(value, Mapping):
+        return value
+    tag = _tag(value)
+    if tag == "image":
+        return read_image(value, {})
+    if tag in TAGS:
+        return _read_tagged(tag, value["data"])
+    inside = value["data"] if tag == OBJECT and isinstance(value["data"], Mapping) else value
+    return {key: read_plain(inner) for key, inner in inside.items()}
+
+
+def _read_tagged(tag: str, data: JSON) -> Any:
+    try:
+        return TAGS[tag][2](data)
+    except (ArithmeticError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{repr(data)[:80]} is no {tag}: {error}") from None

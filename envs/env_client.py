@@ -89,7 +89,7 @@ class EnvClient:
             else:
                 if status < 400:
                     return reply
-                if status != 429 and (status < 500 or "error" in reply):
+                if status != 429 and not _may_pass(name, status, reply):
                     raise refusal(status, reply)
                 if status == 429 and name == "create":
                     raise BusyError(f"env server {self.url}: all its sessions are taken (429)")
@@ -219,6 +219,14 @@ def _answer(status: int, content: bytes, retry_after: str | None) -> Answer:
     if status < 400:
         raise aiohttp.ClientPayloadError("the answer is no JSON object")
     return status, {}, after
+
+
+def _may_pass(name: str, status: int, reply: Mapping[str, Any]) -> bool:
+    """Whether another try may end otherwise: what a session has answered is recorded, and stays."""
+    error = reply.get("error")
+    if name in ("envs", "tasks") and isinstance(error, dict) and error.get("retryable") is True:
+        return True
+    return status >= 500 and error is None
 
 
 def refusal(status: int, reply: Mapping[str, Any]) -> AgentRLError:

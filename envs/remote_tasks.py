@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -86,7 +85,9 @@ class RemoteTasks(TaskList):
         offset = page * self._page
         tasks, _, _ = await self._pages.read(offset, self._page)
         if len(tasks) < min(self._page, self._total - offset):
-            raise ConfigError(f"{self._pages.what}: there were {self._total} tasks, now {offset + len(tasks)} are left.")
+            raise ConfigError(
+                f"{self._pages.what}: there were {self._total} tasks, now {offset + len(tasks)} are left."
+            )
         self._read[page] = tasks
 
 

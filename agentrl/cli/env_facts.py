@@ -70,7 +70,7 @@ async def open_env(source: EnvSource, timeout_s: float) -> Opening:
     """Make the env and reset it with seed 0. Raises EnvError, also when a call takes longer than `timeout_s`."""
     task = first_task(source)
     async with EnvSession(source.make, timeout_s, source.name, EnvLoops()) as session:
-        observation, _ = await session.reset(0, {} if task is None else {"task": task})
+        observation, _ = await session.reset(0, {} if task is None else {"task": task}, busy_s=timeout_s)
         return Opening(
             await session.attribute("unwrapped", None),
             await session.attribute("task", task),

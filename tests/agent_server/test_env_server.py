@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from agentrl.agent_server.env_service import EnvLimits
 
@@ -117,6 +119,22 @@ async def test_a_repeat_is_answered_from_the_record(server: Caller) -> None:
     assert Counting.made[-1].steps == 5
 
 
+async def test_a_repeat_may_be_spelled_otherwise_but_1_is_not_true(server: Caller) -> None:
+    session = (await server.open())["session_id"]
+
+    def calling(arguments: Any) -> Any:
+        return {"text": "", "tool_calls": [{"id": "c", "name": "f", "arguments": arguments}]}
+
+    first = await server.step(session, 0, "x")
+    for same in ({"text": "x"}, {"text": "x", "tool_calls": [], "finish_reason": "stop"}):
+        assert await server.step(session, 0, same) == first
+    assert kind(await server.step(session, 0, {"text": "x", "finish_reason": "length"})) == (409, "Conflict")
+    second = await server.step(session, 1, calling({"a": 1, "b": [2]}))
+    assert await server.step(session, 1, calling({"b": [2], "a": 1})) == second
+    for other in ({"a": True, "b": [2]}, {"a": 1, "b": [2.5]}, {"a": 1}):
+        assert kind(await server.step(session, 1, calling(other))) == (409, "Conflict")
+
+
 async def test_a_repeat_waits_for_the_first(server: Caller) -> None:
     session = (await server.open())["session_id"]
     slow = [asyncio.ensure_future(server.step(session, 0, "slow")) for _ in range(3)]
@@ -155,6 +173,50 @@ async def test_a_key_opens_one_session(server: Caller) -> None:
     assert kind(await server.call("POST", "/v1/sessions", {**body, "seed": 2})) == (409, "Conflict")
     await server.call("DELETE", f"/v1/sessions/{answers[0][1]['session_id']}")
     assert (await server.call("POST", "/v1/sessions", body))[1]["session_id"] != answers[0][1]["session_id"]
+
+
+async def test_a_session_whose_answer_never_came_is_closed_by_its_key() -> None:
+    class Slow(Counting):
+        """Whose reset takes a while."""
+
+        async def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # type: ignore[override]
+            if seed:
+                await asyncio.sleep(30)
+            return "", {"raw": b"\xff"}
+
+    async with serving(EnvLimits(sessions=1), envs={"slow": Slow}) as server:
+        body = {"env": "slow", "seed": 0, "idempotency_key": "k"}
+        assert (await server.call("POST", "/v1/sessions", body))[1]["info"] == {"raw": "\ufffd"}
+        assert (await server.call("DELETE", "/v1/sessions/k"))[0] == 200
+        assert kind(await server.call("DELETE", "/v1/sessions/k")) == (404, "UnknownSession")
+        opening = asyncio.ensure_future(server.call("POST", "/v1/sessions", {**body, "seed": 1}))
+        await until(lambda: len(Counting.made) == 3)
+        assert (await server.call("DELETE", "/v1/sessions/k"))[0] == 200
+        assert kind(await opening) == (404, "UnknownSession")
+        await until(lambda: [env.closed for env in Counting.made] == [1, 1, 1])
+        assert (await server.call("POST", "/v1/sessions", body))[0] == 200
+
+
+async def test_a_slow_call_of_tasks_is_504_and_hinders_no_other_split() -> None:
+    class Late(Counting):
+        """Whose other splits come at the second try."""
+
+        waited = False
+
+        @classmethod
+        def tasks(cls, split: str = "train") -> Any:
+            if split == "late" and not cls.waited:
+                cls.waited = True
+                time.sleep(0.6)
+            return super().tasks("train")
+
+    async with serving(EnvLimits(call_timeout_s=0.3), envs={"late": Late}) as server:
+        status, reply = await server.call("GET", "/v1/envs/late/tasks?split=late")
+        assert (status, reply["error"]["class"], reply["error"]["retryable"]) == (504, "EnvError", True)
+        assert (await server.call("GET", "/v1/envs/late/tasks?split=train"))[0] == 200
+        await asyncio.sleep(0.3)
+        status, page = await server.call("GET", "/v1/envs/late/tasks?split=late")
+        assert (status, page["total"]) == (200, 7)
 
 
 async def test_without_a_task_the_env_draws_one(server: Caller) -> None:
@@ -204,13 +266,14 @@ async def test_a_lease_runs_out_but_not_during_a_call() -> None:
         await server.open()
 
 
-async def test_heartbeats_keep_a_session() -> None:
+async def test_heartbeats_and_repeats_keep_a_session() -> None:
     async with serving(EnvLimits(lease_s=0.4)) as server:
-        session = (await server.open())["session_id"]
+        beaten, repeated = [(await server.open())["session_id"] for _ in range(2)]
         for _ in range(8):
             await asyncio.sleep(0.1)
-            assert (await server.call("POST", f"/v1/sessions/{session}/heartbeat"))[0] == 200
-        assert (await server.step(session, 0))[0] == 200
+            assert (await server.call("POST", f"/v1/sessions/{beaten}/heartbeat"))[0] == 200
+            assert (await server.step(repeated, 0))[0] == 200
+        assert (await server.step(beaten, 0))[0] == 200
 
 
 async def test_a_call_that_hangs_fails_its_session_and_keeps_its_slot() -> None:
@@ -320,6 +383,40 @@ async def test_what_is_no_call_is_answered_and_the_stream_goes_on(server: Caller
             assert 400 <= reply["status"] < 500, (message, reply)
             assert reply["error"]["message"]
         assert (await stream.ask("envs"))["status"] == 200
+
+
+async def test_who_reads_no_answer_is_not_listened_to() -> None:
+    """One step, repeated: its answers are larger than what was asked, by far."""
+    repeats, big = 400, 400_000
+    before = len(asyncio.all_tasks())
+
+    class Wordy(Counting):
+        """Says much."""
+
+        def step(self, action: Any) -> Any:
+            return "y" * big, 1.0, False, False, {}
+
+    async with serving(envs={"wordy": Wordy}) as server:
+        for leaves in (False, True):
+            socket = await server.http.ws_connect("/v1/stream", max_msg_size=0)
+            stream = Stream(socket)
+            session = (await stream.ask("create", env="wordy"))["session_id"]
+            held = psutil.Process().memory_info().rss
+            assert socket._response.connection is not None
+            transport: Any = socket._response.connection.transport
+            transport.pause_reading()
+            for _ in range(repeats):
+                await stream.send("step", session_id=session, index=0, action="a")
+            await asyncio.sleep(0.5)
+            assert psutil.Process().memory_info().rss - held < 75 * 2**20 < repeats * big / 2
+            if leaves:
+                transport.abort()
+            else:
+                transport.resume_reading()
+                assert {(await stream.receive())["status"] for _ in range(repeats)} == {200}
+            await socket.close()
+        assert (await server.call("GET", "/v1/envs"))[0] == 200
+    await until(lambda: len(asyncio.all_tasks()) <= before)
 
 
 async def test_every_env_is_looked_at_before_the_server_is_up() -> None:
