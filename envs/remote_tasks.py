@@ -46,12 +46,12 @@ class TaskPages:
 
     def __init__(self, link: Link, env: str, split: str) -> None:
         self._link = link
-        self._asked = {"env": env, "split": split}
+        self._env, self._split = env, split
         self.what = f"--env {link.url}/{env}, split {split}"
 
     async def read(self, offset: int, limit: int) -> tuple[list[Task], int | None, int]:
         """(up to `limit` tasks, how many there are in all if known, about how many bytes a task takes)."""
-        reply = await self._link.ask("tasks", **self._asked, offset=offset, limit=limit)
+        reply = await self._link.ask("tasks", env=self._env, split=self._split, offset=offset, limit=limit)
         try:
             page = TasksReply.model_validate(reply)
         except ValidationError as error:
