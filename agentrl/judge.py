@@ -25,6 +25,7 @@ from .config.load import read_file, validated
 from .config.section import Section
 from .errors import ConfigError
 from .messages import message_text, normalize
+from .registry import has_login
 from .tokens import read_token
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,8 @@ class JudgeFile(Section):
 def read_judge(path: str) -> JudgeFile:
     """The judge of a file. Raises ConfigError."""
     judge = validated(JudgeFile, read_file(path, "--reward"), path)
+    if has_login(judge.url):
+        raise ConfigError(f"{path}: no name or password in url; the API's key goes into token_file.")
     if not judge.low < judge.high:
         raise ConfigError(f"{path}: low {judge.low:g} must be below high {judge.high:g}.")
     if "{completion}" not in judge.prompt:

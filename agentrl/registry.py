@@ -135,6 +135,11 @@ def is_url(spec: str) -> bool:
     return spec.startswith(("http://", "https://"))
 
 
+def has_login(url: str) -> bool:
+    """Whether an address says who asks: `http://name:password@host`."""
+    return "@" in url.partition("://")[2].partition("/")[0]
+
+
 def resolve_env(spec: str, token_file: str | None = None) -> Any:
     """The Env class or factory of `NAME`, `path/to/file.py:Class`, `gymnasium:ID` or `http://host:port/name`.
 

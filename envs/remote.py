@@ -20,6 +20,7 @@ from agentrl import wire
 from agentrl.env import Env, Task
 from agentrl.errors import AgentRLError, BusyError, ConfigError, DataError, EnvError
 from agentrl.messages import Image
+from agentrl.registry import has_login
 from agentrl.schemas import EnvForm, SessionReply, StepReply
 from agentrl.tokens import read_token
 
@@ -186,7 +187,7 @@ def split_url(url: str) -> tuple[str, str | None]:
     host, _, name = rest.rpartition("/")
     if not separator or scheme not in ("http", "https") or not rest:
         raise ConfigError(f"--env {url}: an env server's address is http://host:port/name.")
-    if "@" in rest:
+    if has_login(url):
         raise ConfigError("--env: no name or password in the address; a token goes into --env.token-file.")
     return (f"{scheme}://{host}", name) if host else (f"{scheme}://{rest}", None)
 

@@ -74,8 +74,8 @@ def main(argv: list[str]) -> int:
     command = parse_command(EvalCommand, argv, prog="agentrl eval", description=DESCRIPTION)
     logging.basicConfig(level=logging.DEBUG if command.debug else logging.ERROR)
     config = settings(command)
-    check_engine(config, ENGINES)
     check_sources(config)
+    check_engine(config, ENGINES)
     _check_out(command.out)
     metrics: Metrics = {}
     results: list[EpisodeResult] = []

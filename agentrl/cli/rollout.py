@@ -55,8 +55,8 @@ def main(argv: list[str]) -> int:
         raise ConfigError("--samples is not used with --best-of, which says how often a draw is played.")
     if command.best_of is not None and command.out is None:
         raise ConfigError("--best-of keeps the best episodes: say where with --out FILE.jsonl.")
-    check_engine(config, ENGINES)
     check_sources(config)
+    check_engine(config, ENGINES)
     results: list[EpisodeResult] = []
     with ExitStack() as session:
         ready, reservation = ready_to_play(config, session)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
-from ..registry import is_url, load_object, names, suggest
+from ..registry import has_login, is_url, load_object, names, suggest
 from .best_metric import check_best_by
 from .check_data import check_data, check_dataset
 from .config import Config
@@ -358,6 +358,7 @@ def _check_template(data: ExamplesSection) -> None:
 
 def check_sources(config: Config) -> None:
     """The options say what is played, and by whom it is judged."""
+    _check_addresses(config)
     if config.reward.weights and len(config.reward.weights) != len(config.reward.name):
         raise ConfigError(
             f"--reward.weights gives {len(config.reward.weights)} weights for {len(config.reward.name)} reward functions."
@@ -372,6 +373,21 @@ def check_sources(config: Config) -> None:
         raise ConfigError("Say what to play: --env NAME, or --data.path FILE with --reward path.py:function.")
     _check_servers(config)
     check_data(config)
+
+
+def _check_addresses(config: Config) -> None:
+    """Addresses hold no name or password, as they are shown and saved."""
+    rewards = [url for name in config.reward.name for url in name.split(",")]
+    given = {
+        "--env": (config.env.name, "--env.token-file"),
+        "--agent": (config.agent.name, "--agent.token-file"),
+        "--agent.advertise-url": ([config.agent.advertise_url or ""], "--agent.token-file"),
+        "--reward": (rewards, "--env.token-file"),
+        "--engine": ([config.engine.name.removeprefix("openai:")], "--engine.token-file"),
+    }
+    for flag, (addresses, instead) in given.items():
+        if any(is_url(url.strip()) and has_login(url) for url in addresses):
+            raise ConfigError(f"{flag}: no name or password in an address; a token goes into {instead}.")
 
 
 def _check_envs(config: Config) -> None:

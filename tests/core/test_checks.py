@@ -22,6 +22,22 @@ def check(*, grouped: bool = False, filters: bool = False, values: bool = False,
     check_training(config, AlgorithmFacts(config.algo.name, grouped, values, filters, **facts))
 
 
+@pytest.mark.parametrize(
+    ("flag", "sections"),
+    [
+        ("--env", {"env": {"name": "http://bob:hunter2@h/x", "opt": ["a=1"]}}),
+        ("--agent", {"agent": {"name": ["http://h:1", "https://bob:hunter2@h"]}}),
+        ("--agent.advertise-url", {"agent": {"name": "http://h:1", "advertise_url": "http://bob:hunter2@h:{port}"}}),
+        ("--reward", {"env": {}, "data": {"path": "x.jsonl"}, "reward": {"name": ["http://h, http://bob:hunter2@h"]}}),
+        ("--engine", {"engine": {"name": "openai:http://bob:hunter2@h/v1"}}),
+    ],
+)
+def test_an_address_with_a_password_is_refused_and_not_shown(flag: str, sections: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"^{flag}: no name or password in an address; .*token-file") as raised:
+        check(**sections)
+    assert "hunter2" not in str(raised.value)
+
+
 def test_the_defaults_pass() -> None:
     check()
 

@@ -115,6 +115,14 @@ def test_workers_share_one_count(tmp_path: Path) -> None:
     assert many[1].get("k") == "v" and many[1].get("other") is None
 
 
+def test_an_address_with_a_password_is_refused_and_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "judge.toml"
+    path.write_text(f'url = "http://bob:hunter2@h/v1"\n{JUDGE}')
+    with pytest.raises(ConfigError, match="no name or password in url") as raised:
+        read_judge(str(path))
+    assert "hunter2" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
