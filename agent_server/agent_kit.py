@@ -20,18 +20,36 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentrl.env import Task
 from agentrl.errors import AgentRLError, DataError
+from agentrl.schemas import ErrorReply
 from agentrl.tokens import without_keys
 from agentrl.wire import read_task
 
-from .agent_wire import MOST_WAIT_S, EpisodeRequest
+from .agent_wire import MOST_WAIT_S, EpisodeReply, EpisodeRequest
 from .executors import Run, outcome_fields
-from .http import ApiError, as_api_error, bearer, described_body, json_response, make_app, read_body, render_error
+from .http import (
+    ERRORS,
+    ApiError,
+    as_api_error,
+    bearer,
+    described_body,
+    json_response,
+    make_app,
+    read_body,
+    render_error,
+)
 from .listen import is_loopback, read_token
 from .sdk_clients import Clients, wanted_client
 
 log = logging.getLogger(__name__)
 EPISODES_KEPT = 10000
 DEFAULT_EPISODE_S = 3600.0
+CANCELLED = {200: {"model": EpisodeReply}, **ERRORS}
+REPLIES = {
+    **CANCELLED,
+    202: {"model": EpisodeReply, "description": "still running"},
+    409: {"model": ErrorReply, "description": "another attempt, or cancelled"},
+    500: {"model": ErrorReply, "description": "what the agent raised"},
+}
 
 
 @dataclass(eq=False)
@@ -57,11 +75,11 @@ def agent_app(run: Run, *, token_file: str | None = None) -> FastAPI:
         app.add_middleware(_ThisMachineOnly)
     book = _Book(run)
 
-    @app.post("/v1/episodes", openapi_extra=described_body(app, EpisodeRequest))
+    @app.post("/v1/episodes", responses=REPLIES, openapi_extra=described_body(app, EpisodeRequest))
     async def begin(request: Request, wait_s: Annotated[float, Query(ge=0)] = 0.0) -> Response:
         return await book.reply(book.begin(await read_body(request, EpisodeRequest)), wait_s)
 
-    @app.get("/v1/episodes/{episode_id}")
+    @app.get("/v1/episodes/{episode_id}", responses=REPLIES)
     async def state(
         episode_id: str,
         wait_s: Annotated[float, Query(ge=0)] = 0.0,
@@ -69,7 +87,7 @@ def agent_app(run: Run, *, token_file: str | None = None) -> FastAPI:
     ) -> Response:
         return await book.reply(book.find(episode_id, attempt), wait_s)
 
-    @app.delete("/v1/episodes/{episode_id}")
+    @app.delete("/v1/episodes/{episode_id}", responses=CANCELLED)
     async def cancel(episode_id: str, attempt: Annotated[int | None, Query(ge=0)] = None) -> Response:
         episode = book.find(episode_id, attempt)
         episode.running.cancel()

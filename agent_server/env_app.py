@@ -15,7 +15,6 @@ from agentrl.assemble import EnvSource
 from agentrl.config import Config
 from agentrl.schemas import (
     EnvsReply,
-    ErrorReply,
     LeaseReply,
     OpenSession,
     SessionReply,
@@ -28,9 +27,19 @@ from .env_offer import Offer
 from .env_play import Answer
 from .env_service import EnvLimits, EnvService
 from .env_stream import StreamEndpoint
-from .http import Bounds, bearer, described_body, make_app, parse_json, read_body, receive_body, send_json, validated
+from .http import (
+    ERRORS,
+    Bounds,
+    bearer,
+    described_body,
+    make_app,
+    parse_json,
+    read_body,
+    receive_body,
+    send_json,
+    validated,
+)
 
-ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
 MAX_PAGE = 1000
 
 

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from agentrl.env_calls import CallTimeoutError
 from agentrl.errors import AgentRLError, DataError, error_class
 from agentrl.json_bounds import DEPTH, TOKENS, json_fault
+from agentrl.schemas import ErrorReply
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,8 @@ KINDS = {400: "BadRequest", 401: "Unauthorized", 404: "NotFound", 405: "MethodNo
 
 READ_HERE = 2**18
 """Bytes; a larger body is read on a thread, as it takes time that others wait."""
+ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
+"""What every route may answer besides, for `responses`."""
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ from starlette.responses import Response
 
 from agentrl.errors import AgentRLError, DataError
 from agentrl.reward import Verdict
-from agentrl.schemas import ErrorReply, GetRewardRequest, RewardReply, RewardRequest
+from agentrl.schemas import GetRewardRequest, RewardReply, RewardRequest
 from agentrl.wire import read_plain
 
-from .http import ApiError, Bounds, as_api_error, bearer, described_body, json_response, make_app, read_body
+from .http import ERRORS, ApiError, Bounds, as_api_error, bearer, described_body, json_response, make_app, read_body
 from .reward_judge import Item, Judge
 
 TEXTS = Bounds(body=16 * 2**20)
 """No pictures travel here."""
-ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
 
 
 def reward_app(

@@ -66,10 +66,13 @@ def _operation(title: str, operation: dict[str, Any], shown: list[str]) -> Itera
     body = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if body:
         yield f"- body: {_type(body['schema'], shown)}"
-    for status, answer in operation.get("responses", {}).items():
+    for status, answer in sorted(operation.get("responses", {}).items()):
+        why = (
+            "" if answer["description"][:1].isupper() else f", {answer['description']}"
+        )  # FastAPI's own begin with a capital
         for kind, content in answer.get("content", {}).items():
             told = _type(content["schema"], shown) if content.get("schema") else kind
-            yield f"- {status}: {told}"
+            yield f"- {status}: {told}{why}"
     yield ""
 
 

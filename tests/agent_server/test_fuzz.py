@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -155,17 +156,39 @@ async def test_stepping(env_server: str, first: bytes, second: bytes, cut: int |
             assert response.status == 200
 
 
-@FEW
-@given(messages=st.lists(stepping.map(encoded) | opening.map(encoded) | broken | st.binary(max_size=10), max_size=4))
-async def test_the_stream(env_server: str, messages: list[bytes]) -> None:
-    """Binary frames, as a text frame that is no UTF-8 ends a WebSocket by its own rules."""
-    names = ["step", "create", "close", "heartbeat", "image", "tasks", "envs"]
-    async with aiohttp.ClientSession(env_server) as http, http.ws_connect("/v1/stream") as socket:
-        for number, message in enumerate(messages):
-            known = f'{{"id": {number}, "call": "{names[number % len(names)]}", "session_id": "x", '.encode()
-            await socket.send_bytes(known + message[1:] if message.startswith(b"{") else message)
+async def stream_calls(url: str, calls: list[tuple[str, bytes]]) -> set[tuple[str, int]]:
+    """(call, status) of calls that name a session which is open. Binary frames, as a text frame that is no UTF-8 ends a
+    WebSocket by its own rules.
+    """
+    seen = set()
+    async with aiohttp.ClientSession(url) as http, http.ws_connect("/v1/stream") as socket:
+        await socket.send_json({"id": "open", "call": "create", "env": "still"})
+        session = json.loads((await socket.receive(timeout=20)).data)["session_id"]
+        for number, (name, message) in enumerate(calls):
+            known = f'{{"id": {number}, "call": "{name}", "session_id": "{session}"'.encode()
+            rest = b", " + message[1:] if message[1:] != b"}" else b"}"
+            await socket.send_bytes(known + rest if name and message.startswith(b"{") else message)
             reply = json.loads((await socket.receive(timeout=20)).data)
             assert reply["status"] < 500, reply
+            seen.add((name, reply["status"]))
+        await socket.send_json({"id": "close", "call": "close", "session_id": session})
+        await socket.receive(timeout=20)
+    return seen
+
+
+def test_the_stream(env_server: str) -> None:
+    names = ["step", "step", "create", "heartbeat", "image", "tasks", "envs", "close"]
+    sane = st.sampled_from([encoded({"index": index, "action": action}) for index in (0, 1) for action in "ab"])
+    call = st.tuples(st.sampled_from(names), sane | stepping.map(encoded) | opening.map(encoded) | broken)
+    seen: set[tuple[str, int]] = set()
+
+    @settings(FEW, derandomize=True)
+    @given(st.lists(call | st.tuples(st.just(""), st.binary(max_size=10)), max_size=6))
+    def answered(calls: list[tuple[str, bytes]]) -> None:
+        seen.update(asyncio.run(stream_calls(env_server, calls)))
+
+    answered()
+    assert {("step", 200), ("step", 409), ("step", 422), ("heartbeat", 200), ("close", 200)} <= seen, seen
 
 
 @FEW
