@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any
 
+from .backoff import pauses
 from .env_calls import BlockingCallError, EnvThread, blame_env, run_async
 from .env_loop import EnvLoop, EnvLoops
 from .errors import AgentRLError, BusyError, EnvError
@@ -17,7 +18,8 @@ from .errors import AgentRLError, BusyError, EnvError
 CANCELLED_CLOSE_S = 10.0
 """How long a cancelled episode waits for its env to close; the close itself stays queued."""
 
-BUSY_PAUSE_S = 0.5
+BUSY_PAUSE_S = 0.25
+"""The first wait for an env without a free place; they grow."""
 
 
 class EnvSession:
@@ -94,14 +96,14 @@ class EnvSession:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + busy_s
-        while True:
+        for pause in pauses(BUSY_PAUSE_S):
             try:
                 result = await self._call("reset", seed=seed, options=options)
                 break
             except BusyError:
                 if loop.time() >= until:
                     raise
-            await asyncio.sleep(BUSY_PAUSE_S)
+            await asyncio.sleep(pause)
         if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict)):
             raise EnvError(f"{self.name}.reset must return (observation, info dict), got {reprlib.repr(result)}")
         return result

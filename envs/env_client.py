@@ -12,16 +12,16 @@ import base64
 import contextlib
 import itertools
 import logging
-import random
 import urllib.parse
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 import pydantic_core
 
 from agentrl import wire
+from agentrl.backoff import pauses
 from agentrl.errors import AgentRLError, BusyError, ConfigError, EnvError, InfrastructureError
 
 MAX_REPLY = 256 * 2**20
@@ -30,19 +30,11 @@ MAX_MESSAGE = 64 * 1024
 PING_S = 20.0
 RESEND_S = 15.0
 PROBE_S = 5.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+SHORTEST_TRY_S = 0.05
 NOT_OFFERED = (*range(100, 429), *range(430, 500), 501)
 Answer = tuple[int, dict[str, Any], float]
 """(status, reply, seconds to wait before another try)"""
 log = logging.getLogger(__name__)
-
-
-def pauses() -> Iterator[float]:
-    """Seconds to wait between tries: growing, and never the same for two callers."""
-    pause = FIRST_PAUSE_S
-    while True:
-        yield pause * random.uniform(0.5, 1.0)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
 class EnvClient:
@@ -100,7 +92,7 @@ class EnvClient:
             if left < 0:
                 raise InfrastructureError(f"env server {self.url}: no answer to {name} in {patience:g} s ({what})")
             await asyncio.sleep(pause)
-            longest = min(self.resend, max(left, FIRST_PAUSE_S))
+            longest = min(self.resend, max(left, SHORTEST_TRY_S))
         raise AssertionError("there is always another pause")
 
     async def _is_alive(self) -> bool:

@@ -17,6 +17,7 @@ import gymnasium
 from pydantic import ValidationError
 
 from agentrl import wire
+from agentrl.backoff import pauses
 from agentrl.env import Env, Task
 from agentrl.errors import AgentRLError, BusyError, ConfigError, DataError, EnvError
 from agentrl.messages import Image
@@ -24,13 +25,13 @@ from agentrl.registry import has_login
 from agentrl.schemas import EnvForm, SessionReply, StepReply
 from agentrl.tokens import read_token
 
-from .env_client import EnvClient, Link, pauses
+from .env_client import EnvClient, Link
 from .remote_tasks import TaskPages, describe, read_tasks
 
 PATIENCE_S = 45.0
 CLOSE_PATIENCE_S = 5.0
 CLOSE_TIMEOUT_S = 30.0
-FULL_S = 2.0
+FULL_S = 0.5
 """How long one `reset` of a served env waits for a session; it is then called again."""
 
 
