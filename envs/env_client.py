@@ -76,7 +76,7 @@ class EnvClient:
                 if scope.expired():
                     what = "it accepts connections and says nothing"
                     if await self._is_alive():
-                        heard = loop.time()
+                        heard, longest = loop.time(), self.resend
                         continue
             else:
                 if status < 400:
@@ -96,7 +96,7 @@ class EnvClient:
         raise AssertionError("there is always another pause")
 
     async def _is_alive(self) -> bool:
-        """Whether anything there answers at all."""
+        """Whether the server answers anything, and not for it a proxy that cannot reach it."""
         try:
             async with (
                 asyncio.timeout(min(PROBE_S, self.resend)),
@@ -109,9 +109,8 @@ class EnvClient:
     async def _send(self, name: str, session_id: str | None, body: Mapping[str, Any]) -> Answer:
         number = next(self._numbers)
         said = {} if session_id is None else {"session_id": session_id}
-        message = wire.dump({"id": number, "call": name, **said, **body}, nan=True)
-        fits = self._stream and len(message) <= MAX_MESSAGE
-        socket = await self._connected() if fits else None
+        message = wire.dump({"id": number, "call": name, **said, **body}, nan=True) if self._stream else b""
+        socket = await self._connected() if self._stream and len(message) <= MAX_MESSAGE else None
         if socket is None:
             return await self._ask(name, session_id, body)
         coming: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
