@@ -88,8 +88,8 @@ class Generation:
         n = len(self.token_ids)
         if len(self.logprobs) != n:
             return f"{n} sampled tokens but {len(self.logprobs)} log-probabilities"
-        if any(math.isnan(logprob) for logprob in self.logprobs):
-            return "a log-probability is NaN"
+        if not all(map(math.isfinite, self.logprobs)):
+            return "a log-probability is not finite"
         edges = [0, *(span.end for span in self.version_spans)]
         if [span.start for span in self.version_spans] != edges[:-1] or edges[-1] != n:
             return f"version spans {self.version_spans} do not cover {n} tokens"

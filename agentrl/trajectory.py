@@ -19,11 +19,15 @@ from .env import Task
 
 ImageSlot = tuple[str, int, int]
 """(sha256 of the picture, start of its placeholders, how many): the start counts from the node's or row's first token."""
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Advantages are float32: a reward beyond it is no verdict."""
 
 
 @dataclass(eq=False)
 class Node:
-    """A run of tokens after `parent`. `reward` belongs to the turn sampled here: None, NaN and inf = no verdict."""
+    """A run of tokens after `parent`. `reward` belongs to the turn sampled here: None, NaN and what float32
+    cannot hold (inf, 1e39) = no verdict.
+    """
 
     parent: Node | None = field(repr=False)
     role: str
@@ -59,7 +63,8 @@ class Row:
     """One training sequence of T tokens; entry t of every array describes token t.
 
     `loss_mask` is True where the token was sampled and is trained in this row; `logprobs` (behaviour policy) and `versions`
-    are 0 and -1 where nothing was sampled; `rewards` holds each turn's reward on the turn's last token, where it is trained.
+    are 0 and -1 where nothing was sampled; `rewards` holds each turn's reward on the turn's last token, where it is trained, so that of a turn in
+    which nothing was sampled is in the total alone.
     """
 
     token_ids: NDArray[np.int32]
@@ -127,11 +132,14 @@ class Trajectory:
 
     @property
     def total_reward(self) -> float | None:
-        """Sum of the rewards given; None when none was given, the last word was "no verdict", or the episode failed."""
+        """Sum of the rewards given; None when none was given, the last word was "no verdict", the episode failed, or float32
+        cannot hold the sum.
+        """
         given = [node.reward for node in self.nodes if node.reward is not None]
         if self._no_verdict or self.error is not None or not given or not _is_verdict(given[-1]):
             return None
-        return float(sum(reward for reward in given if _is_verdict(reward)))
+        total = float(sum(reward for reward in given if _is_verdict(reward)))
+        return total if _is_verdict(total) else None
 
     def withhold_verdict(self) -> None:
         """The last step gave no verdict: whatever was earned before, the rollout has none."""
@@ -205,4 +213,4 @@ class Trajectory:
 
 
 def _is_verdict(reward: float | None) -> TypeGuard[float]:
-    return reward is not None and math.isfinite(reward)
+    return reward is not None and abs(reward) <= LARGEST_REWARD

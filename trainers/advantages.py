@@ -92,7 +92,7 @@ def compute_advantages(
 
 def _finish(estimator: Estimator, decisions: Decisions, timeline: Timeline, whitened: bool) -> Advantages:
     counted = decisions.valid[timeline.owner]
-    advantages = torch.where(counted, timeline.flat(estimator.function(decisions)), 0.0)
+    advantages = torch.where(counted, timeline.flat(estimator.function(decisions)).float(), 0.0)
     returns = advantages if decisions.values is None else advantages + timeline.flat(decisions.values)
     if whitened:
         advantages = whiten_batch(advantages, counted)

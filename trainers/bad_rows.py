@@ -1,4 +1,4 @@
-"""Updates with numbers that are not finite: skipped, counted, their rows kept for a person to look at."""
+"""Numbers that are not finite: what they cost is said, and their rows are kept for a person to look at."""
 
 from __future__ import annotations
 
@@ -14,25 +14,19 @@ logger = logging.getLogger(__name__)
 
 
 class DivergenceError(AgentRLError):
-    """More updates with numbers that are not finite than `train.max_bad_steps` allows."""
+    """More steps with numbers that are not finite than `train.max_bad_steps` allows."""
 
 
-def report_bad_update(
-    what: str, norm: float, rows: Sequence[Row], path: Path | None, *, count: int, allowed: int
-) -> None:
-    """Say which update was skipped and add its rows to the file at `path`; None = another rank does. `count` = such updates
-    so far. Raises DivergenceError when they are more than allowed.
+def report_bad_rows(what: str, fault: str, rows: Sequence[Row], path: Path | None) -> str:
+    """Say what a number that is not finite has cost, and add the rows to the file at `path`; None = another rank does.
+    Returns the message.
     """
     names = ", ".join(dict.fromkeys(row.rollout_id for row in rows[:3])) + (", …" if len(rows) > 3 else "")
-    message = (
-        f"{what}: the gradient is not finite ({norm}); the update was skipped ({count} so far). Its rows, of rollouts "
-        f"{names}, are in bad_rows/ of the run's folder"
-    )
+    message = f"{what}: {fault}. The rows, of rollouts {names}, are in bad_rows/ of the run's folder"
     if path is not None:
         _save(path, what, rows)
         logger.warning("%s", message)
-    if count > allowed:
-        raise DivergenceError(f"{message}; --train.max-bad-steps allows {allowed}")
+    return message
 
 
 def _save(path: Path, what: str, rows: Sequence[Row]) -> None:

@@ -65,10 +65,11 @@ class BatchPass:
         self._current = at_slots([row.versions for row in rows], rows) == version
         self._updates = Updates(tools.backend, tools.rank, [len(row) for row in rows])
         self._mismatch: list[Parts] = []
-        self._max_abs = 0.0
+        self._max_abs = self._max_abs_of_update = 0.0
         self._moved = False
         if decided.old_logp is not None and tools.rank == 0:
-            self._compare(range(len(rows)), decided, decided.old_logp)
+            self._mismatch.append(self._compare(range(len(rows)), decided, decided.old_logp))
+            self._max_abs = self._max_abs_of_update
 
     def make(self, update: Update, lr: float) -> float:
         """One optimizer update, its denominator known before the first backward; the gradient's norm.
@@ -77,8 +78,11 @@ class BatchPass:
         """
         rollouts = len({self._rollouts[row] for row in update.rows})
         denominator = self._tools.objective.denominator(self._decided.select(update.rows), rollouts)
+        self._max_abs_of_update = 0.0
         norm = self._updates.make(update, lr, lambda rows, counted: self._loss(rows, counted, denominator))
-        self._moved |= math.isfinite(norm)
+        if math.isfinite(norm):
+            self._moved = True
+            self._max_abs = max(self._max_abs, self._max_abs_of_update)
         return norm
 
     def suspects(self) -> list[int]:
@@ -101,11 +105,12 @@ class BatchPass:
         tools = self._tools
         decided = self._decided.share(rows, counted, tools.device)
         logp, entropy = map(aligned, tools.reader(tools.backend, [self._rows[row] for row in rows]))
-        if not self._moved and decided.old_logp is None:
-            self._compare(rows, decided, logp.detach())
         old = self._old(logp, decided)
         loss, metrics = tools.objective.loss(logp, old, entropy, decided, denominator, self._kl_coef)
-        return LossShare(loss, logp, metrics | measure({"entropy": entropy}, decided.mask), decided.bad(logp))
+        metrics = metrics | measure({"entropy": entropy}, decided.mask)
+        if not self._moved and decided.old_logp is None:
+            metrics |= self._compare(rows, decided, logp.detach())
+        return LossShare(loss, logp, metrics, decided.bad(logp))
 
     def _old(self, logp: Tensor, decided: Decided) -> Tensor:
         """Log-probs of the proximal policy."""
@@ -113,11 +118,11 @@ class BatchPass:
             return decided.rollout_logp
         return logp.detach() if decided.old_logp is None else decided.old_logp
 
-    def _compare(self, rows: Sequence[int], decided: Decided, logp: Tensor) -> None:
+    def _compare(self, rows: Sequence[int], decided: Decided, logp: Tensor) -> Parts:
         """The trainer's log-probs [B, L] against those the engine gave, where both are of the same weights."""
         current = self._current[torch.as_tensor(rows), : logp.shape[1]].to(logp.device)
         same = decided.mask & current
         engine, ours = torch.where(same, decided.rollout_logp, 0.0), torch.where(same, logp, 0.0)
-        self._mismatch.append(measure({"mismatch_kl": kl_estimate(engine, ours, "k3")}, same))
         if bool(same.any()):
-            self._max_abs = max(self._max_abs, float((engine - ours).abs().max()))
+            self._max_abs_of_update = max(self._max_abs_of_update, float((engine - ours).abs().max()))
+        return measure({"mismatch_kl": kl_estimate(engine, ours, "k3")}, same)

@@ -26,8 +26,8 @@ UNIVERSAL = "universal"
 
 @dataclass
 class Counters:
-    """updates = planned updates passed, made or not; bad_steps = those skipped for a number that is not finite; version =
-    published; kl_coef = the controller's coefficient.
+    """updates = planned updates passed, made or not; bad_steps = steps with one that was skipped for a number that is not
+    finite; version = published; kl_coef = the controller's coefficient.
     """
 
     updates: int = 0

@@ -18,7 +18,7 @@ from ..engines.weights import Publisher, WeightPublisher, WeightSource
 from ..report.run_folder import RunFolder
 from ..trajectory import Row
 from .backend import Backend, Offload, Place, join
-from .bad_rows import report_bad_update
+from .bad_rows import DivergenceError, report_bad_rows
 from .checkpoint import TAG, About, Counters, load_state, save_state
 from .ema import WeightAverage
 from .export import adapter_weights, export_adapter, export_model, hub_weights, pad_apart, whole_weights
@@ -64,6 +64,7 @@ class Core:
         self._model_path = model_path
         self._run_folder = RunFolder(Path(image_dir).parent)
         self._planned = planned_updates
+        self._bad_step: int | None = None
         self._lr = config.optim.lr or default_lr
         self._publisher = publisher or WeightPublisher()
         dtype = compute_dtype(config, reader.device)
@@ -100,21 +101,27 @@ class Core:
             self._average.update()
 
     def made(self, norm: float, what: str, step: int, rows: Sequence[Row]) -> bool:
-        """Whether an update with a gradient of this norm was made. If not it is counted and its rows are saved; raises
-        DivergenceError when that happens too often.
-        """
+        """Whether an update with a gradient of this norm was made. If not its step is bad, see `bad`."""
         if math.isfinite(norm):
             return True
-        self.counters.bad_steps += 1
-        report_bad_update(
-            what,
-            norm,
-            rows,
-            self._run_folder.bad_rows(step) if self.rank == 0 else None,
-            count=self.counters.bad_steps,
-            allowed=self._config.train.max_bad_steps,
-        )
+        self.bad(what, f"the gradient is not finite ({norm}); the update was skipped", step, rows)
         return False
+
+    def bad(self, what: str, fault: str, step: int, rows: Sequence[Row]) -> None:
+        """Rows cost a step an update: they are saved, and the step is counted, once however many updates it loses. Raises
+        DivergenceError when there are too many such steps.
+        """
+        if step != self._bad_step:
+            self._bad_step = step
+            self.counters.bad_steps += 1
+        count, allowed = self.counters.bad_steps, self._config.train.max_bad_steps
+        message = self.report(what, f"{fault} (bad steps so far: {count})", step, rows)
+        if count > allowed:
+            raise DivergenceError(f"{message}; --train.max-bad-steps allows {allowed}")
+
+    def report(self, what: str, fault: str, step: int, rows: Sequence[Row]) -> str:
+        """See report_bad_rows."""
+        return report_bad_rows(what, fault, rows, self._run_folder.bad_rows(step) if self.rank == 0 else None)
 
     def describe(self, **facts: Any) -> None:
         """What config.json of the exported model is to hold besides, from now on."""

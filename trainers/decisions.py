@@ -36,8 +36,9 @@ class Decisions:
     lam: float
 
     def at_end(self, x: Tensor) -> Tensor:
-        """x[R] on the last decision of each rollout: [R, L]."""
-        return at_end(x, self.lengths, self.trained.shape[1])
+        """x[R] on the last decision of each rollout: float32[R, L]; what float32 cannot hold is its largest number."""
+        largest = torch.finfo(torch.float32).max
+        return at_end(x.clamp(-largest, largest).float(), self.lengths, self.trained.shape[1])
 
 
 def at_end(x: Tensor, lengths: Tensor, width: int) -> Tensor:

@@ -19,7 +19,8 @@ class FixedKL:
 class AdaptiveKL:
     """Raises `coef` while the KL is above `target` and lowers it while below; `coef` is the whole state to save.
 
-    coef *= 1 + clamp(kl / target - 1, ±0.2) * rollouts / horizon, once a batch (Ziegler 2019). horizon in rollouts.
+    coef *= 1 + clamp(kl / target - 1, ±0.2) * min(1, rollouts / horizon), once a batch (Ziegler 2019). horizon in rollouts:
+    one shorter than the batch acts as the batch does, so the coefficient never changes its sign.
     """
 
     coef: float
@@ -29,7 +30,7 @@ class AdaptiveKL:
     def update(self, kl: float, rollouts: int) -> None:
         """kl = mean over the batch's trained tokens; rollouts = how many the batch had."""
         error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coef *= 1 + error * rollouts / self.horizon
+        self.coef *= 1 + error * min(1.0, rollouts / self.horizon)
 
 
 def kl_controller(coef: float, target: float | None = None, horizon: float = 10_000) -> FixedKL | AdaptiveKL:

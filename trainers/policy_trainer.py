@@ -25,7 +25,6 @@ from .critic_pass import CriticPass
 from .decided import Decided
 from .judges import Judges
 from .kl_control import kl_controller
-from .metrics import averages, measure
 from .models import Policy
 from .objective import Objective
 from .reading import open_model
@@ -33,16 +32,16 @@ from .reference import open_reference, open_teacher
 from .scorer import TokenScorer
 from .scoring import Scores
 from .slots import rollout_ids, spread, trained_mask
+from .withheld import unfit_rows, withhold
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch whose advantages are made. `suspects` = rows with a score that is not finite."""
+    """A batch whose advantages are made."""
 
     rows: Sequence[Row]
     step: int
     decided: Decided
-    suspects: tuple[int, ...]
 
 
 class PolicyTrainer:
@@ -102,18 +101,31 @@ class PolicyTrainer:
     def train(self, rows: Sequence[Row], step: int) -> TrainReport:
         """One batch: scores of all models, advantages over all of it, then its planned updates.
 
-        Rows of one rollout stand together, in order. Raises ConfigError when a row is longer than a micro-batch, and
-        DivergenceError after too many updates with numbers that are not finite.
+        Rows of one rollout stand together, in order. A rollout with a number that is not finite is treated as one without
+        verdict. Raises ConfigError when a row is longer than a micro-batch, and DivergenceError after too many steps that
+        lost an update to such numbers.
         """
-        objective = self._tools.objective
+        objective, given = self._tools.objective, rows
+        rows = self._withhold(rows, unfit_rows(rows), step)
         scores = self._judges.score(rows, ranks=self._core.ranks, budget=self._config.train.micro_batch_tokens)
+        rows = self._withhold(rows, scores.suspects(), step)
         found = objective.advantages(rows, scores, self._kl.coef)
         decided = objective.decide(rows, found, scores, self.version)
         report = TrainReport(False, self._batch_metrics(rows, found, scores), spread(found.advantages, rows))
-        self._update(_Batch(rows, step, decided, tuple(scores.suspects())), report)
+        report.metrics["rollouts/not_finite"] = float(len(_judged(given) - _judged(rows)))
+        self._update(_Batch(rows, step, decided), report)
         report.metrics |= self._state_metrics()
         self._steer_kl(rows, report.metrics)
         return report
+
+    def _withhold(self, rows: Sequence[Row], unfit: Sequence[int], step: int) -> Sequence[Row]:
+        """The rows without the verdicts of unfit ones, which are saved. When none is left the step is a bad one."""
+        left = withhold(rows, unfit)
+        if unfit:
+            what, at_fault = f"step {step}", [rows[i] for i in unfit]
+            fault = "a reward, a log-prob or a value is not finite; the rollout is left out"
+            (self._core.report if _judged(left) else self._core.bad)(what, fault, step, at_fault)
+        return left
 
     def _plan(self, rows: Sequence[Row], decided: Decided) -> list[Update]:
         return plan_updates(
@@ -156,7 +168,7 @@ class PolicyTrainer:
 
     def _made(self, norm: float, made: BatchPass | CriticPass, batch: _Batch, update: Update, index: int) -> bool:
         """True when the weights moved. Else the update is counted and its rows saved: those at fault, or all of it."""
-        at_fault = [] if math.isfinite(norm) else batch.suspects or made.suspects() or update.rows
+        at_fault = [] if math.isfinite(norm) else made.suspects() or update.rows
         what = f"{made.who}, step {batch.step}, update {index}"
         moved = self._core.made(norm, what, batch.step, [batch.rows[i] for i in at_fault])
         if moved and isinstance(made, BatchPass):
@@ -167,16 +179,16 @@ class PolicyTrainer:
         """advantage/* and kl/* over trained tokens of valid rollouts; counts of rollouts and groups that gave nothing."""
         objective = self._tools.objective
         mask = trained_mask(rows) & found.valid[:, None]
-        means = averages(measure({"mean": found.advantages, "square": found.advantages.square()}, mask))
+        advantages = found.advantages[mask].double()
         ids = rollout_ids(rows)
         usable = {ids[i]: i for i, row in enumerate(rows) if row.total_reward is not None and row.loss_mask.any()}
         shrunk = {rows[i].group_id for i in usable.values() if not found.valid[i]}
         metrics = {"rollouts/unused": float(len(set(ids)) - len({ids[i] for i in range(len(rows)) if found.valid[i]}))}
         if objective.estimator.grouped:
             metrics["groups/shrunk"] = float(len(shrunk))
-        if means:
-            metrics["advantage/mean"] = means["mean"]
-            metrics["advantage/std"] = max(0.0, means["square"] - means["mean"] ** 2) ** 0.5
+        if len(advantages):
+            metrics["advantage/mean"] = float(advantages.mean())
+            metrics["advantage/std"] = float(advantages.std(correction=0))
         return metrics | objective.divergences(scores, mask)
 
     def _state_metrics(self) -> dict[str, float]:
@@ -243,3 +255,9 @@ class PolicyTrainer:
         if self._critic is not None:
             self._critic.close()
         self._core.close()
+
+
+def _judged(rows: Sequence[Row]) -> set[str]:
+    """The rollouts with a verdict."""
+    ids = rollout_ids(rows)
+    return {ids[i] for i, row in enumerate(rows) if row.total_reward is not None}

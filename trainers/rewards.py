@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from ..errors import ConfigError
 from ..trajectory import Row
 from .estimators import algorithm
 from .shaping import clip_rewards, overlong_mask, overlong_penalty, stale_mask, stop_properly
-from .slots import at_slots, last_slots, rollout_lengths, trained_mask
+from .slots import at_slots, last_slots, rollout_sums, trained_mask
 
 OVERLONG_SHARE = 5
 """The overlong buffer is a fifth of the longest episode: 4,096 of 20,480 tokens in DAPO (Yu 2025)."""
@@ -69,7 +70,7 @@ class Shaping:
         if self.overlong_buffer is not None:
             rewards = overlong_penalty(
                 rewards,
-                rollout_lengths(rows),
+                rollout_sums(rows, [float(np.count_nonzero(row.loss_mask)) for row in rows]),
                 max_new=self.longest,
                 buffer=self.overlong_buffer,
                 factor=self.overlong_factor,
@@ -81,13 +82,16 @@ class Shaping:
     def token_rewards(self, rows: Sequence[Row]) -> Tensor | None:
         """Each turn's reward on its last token, [B, L]; None where the outcome counts.
 
-        What shaping adds to or takes from the rollout's return falls on its last trained token.
+        What turns without a trained token earned, and what shaping adds to the rollout's return or takes from it, falls on
+        its last trained token.
         """
         if not self.by_turn:
             return None
-        change = torch.nan_to_num(self.outcomes(rows) - _verdicts(rows))
+        turns = at_slots([row.rewards for row in rows], rows)
+        earned = rollout_sums(rows, turns.double().sum(1).tolist())
+        change = torch.nan_to_num(self.outcomes(rows) - earned)
         last = last_slots(rows, trained_mask(rows))
-        return at_slots([row.rewards for row in rows], rows) + torch.where(last, change[:, None], 0.0)
+        return turns + torch.where(last, change[:, None], 0.0)
 
     def loss_mask(self, rows: Sequence[Row], mask: Tensor, version: int) -> Tensor:
         """The mask [B, L] without what is to stay out of the loss, when weights of `version` are trained."""

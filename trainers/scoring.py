@@ -34,7 +34,7 @@ class Scores:
     bootstrap: Tensor | None = None
 
     def suspects(self) -> list[int]:
-        """Rows with a score that is not finite: one of them can spoil the advantages of the whole batch."""
+        """Rows with a score that is not finite."""
         tables = [table for table in (self.logp, self.ref_logp, self.teacher_logp, self.values) if table is not None]
         return sorted({row for table in tables for row in (~table.isfinite()).any(1).nonzero()[:, 0].tolist()})
 

@@ -34,13 +34,13 @@ def rollout_ids(rows: Sequence[Row]) -> list[str]:
     return [row.rollout_id or f"row {i}" for i, row in enumerate(rows)]
 
 
-def rollout_lengths(rows: Sequence[Row]) -> Tensor:
-    """Trained tokens of each row's rollout: float32[B]."""
-    totals: dict[str, int] = {}
+def rollout_sums(rows: Sequence[Row], values: Sequence[float]) -> Tensor:
+    """The sum of a value of each row over its rollout: float32[B]."""
+    totals: dict[str, float] = {}
     ids = rollout_ids(rows)
-    for rollout, row in zip(ids, rows, strict=True):
-        totals[rollout] = totals.get(rollout, 0) + int(row.loss_mask.sum())
-    return torch.tensor([float(totals[rollout]) for rollout in ids])
+    for rollout, value in zip(ids, values, strict=True):
+        totals[rollout] = totals.get(rollout, 0.0) + value
+    return torch.tensor([totals[rollout] for rollout in ids])
 
 
 def last_slots(rows: Sequence[Row], mask: Tensor) -> Tensor:

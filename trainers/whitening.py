@@ -10,10 +10,10 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """(x - mean) / population std over the slots where mask is true; 0 elsewhere. Same shape, float32.
 
     Exactly 0 everywhere when max - min is 0: the std of equal float32 values is often not 0, and dividing by it would
-    make ±1 of nothing. Worked on (x - min) / (max - min), which neither overflows nor loses a small spread.
+    make ±1 of nothing. Worked on (x - min) / (max - min) in float64, which neither overflows nor loses a small spread.
     """
     mask = mask.bool()
-    chosen = x[mask].float()
+    chosen = x[mask].double()
     result = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     if chosen.numel() == 0:
         return result
@@ -21,5 +21,5 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
     if high == low:
         return result
     unit = (chosen - low) / (high - low)
-    result[mask] = (unit - unit.mean()) / unit.std(correction=0)
+    result[mask] = ((unit - unit.mean()) / unit.std(correction=0)).float()
     return result

@@ -267,7 +267,7 @@ class UpdateSection(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass to save memory."""
     max_bad_steps: int = Field(3, ge=0)
-    """Updates that are skipped for a number that is not finite before the run stops; their rows are in bad_rows/."""
+    """Steps in which an update is skipped for a number that is not finite before the run stops; the rows are in bad_rows/."""
 
 
 class TrainSection(UpdateSection):

@@ -10,6 +10,7 @@ from agentrl.trainers import (
     Mean,
     averages,
     clip_rewards,
+    compute_advantages,
     dpo_loss,
     entropy,
     keep_group,
@@ -22,6 +23,7 @@ from agentrl.trainers import (
     reward_model_loss,
     stop_properly,
     token_logprobs,
+    whiten,
 )
 
 torch.set_num_threads(1)
@@ -102,6 +104,34 @@ def test_adaptive_kl_moves_towards_its_target_in_bounded_steps() -> None:
     assert control.coef == pytest.approx(0.1 * 1.02 * 0.98)
     control.update(kl=6.0, rollouts=100)
     assert control.coef == pytest.approx(0.1 * 1.02 * 0.98)
+
+
+@pytest.mark.parametrize("horizon", [0.5, 10.0, 1000.0])
+def test_an_adaptive_kl_of_any_horizon_rewards_no_divergence(horizon: float) -> None:
+    """A batch larger than the horizon moves the coefficient by a fifth at most, never below 0."""
+    control = kl_controller(0.1, target=0.05, horizon=horizon)
+    for kl in (0.0, 9.0, 0.0, 0.0):
+        before = control.coef
+        control.update(kl, rollouts=128)
+        assert 0.8 * before - 1e-9 <= control.coef <= 1.2 * before + 1e-9
+        assert (control.coef > before) == (kl > 0.05)
+
+
+@pytest.mark.parametrize("name", ["grpo", "rloo", "dr_grpo", "reinforce_baseline", "reinforce"])
+def test_rewards_of_any_size_that_float32_holds(name: str) -> None:
+    """Statistics are made in float64: of [x, -x, 0] the advantages are finite, of opposite sign, and in the middle 0."""
+    for x in (1.0, 1e20, 3e38):
+        rewards = torch.tensor([x, -x, 0.0])
+        got = compute_advantages(name, rewards, torch.ones(3, 2)).advantages
+        assert got.isfinite().all() and got.dtype == torch.float32
+        assert got[0, 1] == -got[1, 1] > 0 and abs(float(got[2, 1])) < 1e-6 * x
+    if name == "grpo":
+        assert got[0, 1].item() == pytest.approx(1.0)
+
+
+def test_whitening_does_not_overflow() -> None:
+    got = whiten(torch.tensor([3e38, -3e38, 0.0]), torch.ones(3))
+    assert got.tolist() == pytest.approx([1.5**0.5, -(1.5**0.5), 0.0])
 
 
 def test_fixed_kl_stays() -> None:

@@ -1,4 +1,6 @@
-"""A number that is not finite costs the update it is in, and its rows are kept; weights stay numbers."""
+"""A number that is not finite costs its rollout, or the update it is in, and its rows are kept; weights and metrics stay
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from agentrl.trainers.policy_trainer import DivergenceError
 
-from .rollouts import distance, make_row, make_rows, weights
+from .rollouts import distance, make_rows, weights
 
 Make = Callable[..., Any]
 SICK = 300
@@ -65,17 +67,62 @@ def test_nan_that_is_not_trained_costs_nothing(make_trainer: Make) -> None:
     assert trainer.train(rows, 0).updated
 
 
-@pytest.mark.parametrize("old_logp", ["rollout", "current"])
-def test_nan_that_a_clamp_would_turn_into_no_gradient(make_trainer: Make, tmp_path: Path, old_logp: str) -> None:
-    """A log-prob of the engine that is NaN: the ratio's clamp has gradient 0 there, and the update would be made."""
-    algo = {"name": "rloo", "old_logp": old_logp, "correction": "none" if old_logp == "rollout" else "tis"}
-    trainer = make_trainer(algo=algo, train={"micro_batch_tokens": 40})
-    before = weights(trainer)
-    rows = [make_row(i, 20, trained=1, reward=float(i % 2)) for i in range(6)]
-    rows[2].logprobs[-1] = np.nan
-    assert not trainer.train(rows, 1).updated
-    assert distance(before, weights(trainer)) == 0.0
-    assert [record["rollout_id"] for record in saved(tmp_path, 1)] == ["rollout 2"]
+@pytest.mark.parametrize(("field", "value"), [("logprobs", np.nan), ("logprobs", -np.inf), ("reward", 1e39)])
+def test_a_rollout_that_cannot_be_trained_is_one_without_verdict(
+    make_trainer: Make, tmp_path: Path, field: str, value: float
+) -> None:
+    """An engine's log-prob at a trained token, or a reward that float32 cannot hold: the others train as without it."""
+    algo = {"name": "rloo", "old_logp": "rollout" if value is np.nan else "current"}
+    trainer, other = make_trainer(algo=algo), make_trainer(algo=algo)
+    rows = make_rows(2)
+    hurt = [row for row in rows if row.rollout_id == "r3"]
+    if field == "reward":
+        for row in hurt:
+            row.total_reward = value
+    else:
+        hurt[0].logprobs[np.flatnonzero(hurt[0].loss_mask)[-1]] = value
+    report = trainer.train(rows, 1)
+    left = other.train([row for row in rows if row.rollout_id != "r3"], 1)
+    assert report.updated and distance(weights(trainer), weights(other)) < 1e-6
+    assert all(np.isfinite(number) for number in report.metrics.values())
+    assert report.metrics["mismatch/kl"] == pytest.approx(left.metrics["mismatch/kl"], abs=1e-6)
+    counts = (
+        report.metrics["rollouts/not_finite"],
+        report.metrics["rollouts/unused"],
+        report.metrics["policy/bad_steps"],
+    )
+    assert counts == (1.0, 1.0 + left.metrics["rollouts/unused"], 0.0)
+    assert {record["rollout_id"] for record in saved(tmp_path, 1)} == {"r3"}
+
+
+@pytest.mark.parametrize("algorithm", ["reinforce_pp", "ppo"])
+def test_one_nan_of_the_reference_costs_its_rollout_not_the_run(make_trainer: Make, algorithm: str) -> None:
+    """Whitened it would be in every advantage, and each of the updates would be skipped and counted."""
+    sections = {"algo": {"name": algorithm, "kl": {"coef": 0.1}}, "train": {"updates_per_batch": 4}}
+    trainer, other = make_trainer(**sections), make_trainer(**sections)
+    ask = trainer._judges.reference.log_probs
+    trainer._judges.reference.log_probs = lambda rows: [
+        found * (torch.nan if row.rollout_id == "r3" else 1.0) for row, found in zip(rows, ask(rows), strict=True)
+    ]
+    report = trainer.train(make_rows(), 0)
+    other.train([row for row in make_rows() if row.rollout_id != "r3"], 0)
+    assert report.updated and report.metrics["policy/bad_steps"] == 0.0 and report.metrics["rollouts/not_finite"] == 1.0
+    assert distance(weights(trainer), weights(other)) < 1e-5
+
+
+def test_a_step_is_bad_once_however_many_updates_it_loses(make_trainer: Make) -> None:
+    """`max_bad_steps` counts batches taken; the metrics of updates that were not made are not written."""
+    trainer = make_trainer("untied", algo={"old_logp": "current"}, train={"updates_per_batch": 6, "max_bad_steps": 1})
+    sicken(trainer)
+    rows = make_rows()
+    for row in rows:
+        row.token_ids[0] = SICK
+    report = trainer.train(rows, 0)
+    assert not report.updated and report.metrics["policy/bad_steps"] == 1.0
+    assert all(np.isfinite(number) for number in report.metrics.values())
+    assert not any(name.startswith("mismatch/") for name in report.metrics)
+    with pytest.raises(DivergenceError, match=r"step 1, update 6.*--train\.max-bad-steps allows 1"):
+        trainer.train(rows, 1)
 
 
 def test_after_too_many_the_run_stops_with_the_rows_saved(make_trainer: Make, tmp_path: Path) -> None:
@@ -84,22 +131,25 @@ def test_after_too_many_the_run_stops_with_the_rows_saved(make_trainer: Make, tm
     rows = make_rows()
     for row in rows:
         row.token_ids[0] = SICK
-    with pytest.raises(DivergenceError, match=r"step 9, update 1.*bad_rows/.*--train\.max-bad-steps allows 1"):
+    trainer.train(rows, 8)
+    with pytest.raises(DivergenceError, match=r"step 9: .*bad_rows/.*--train\.max-bad-steps allows 1"):
         trainer.train(rows, 9)
-    assert {record["what"] for record in saved(tmp_path, 9)} == {f"policy, step 9, update {i}" for i in range(2)}
+    assert {record["what"] for record in saved(tmp_path, 9)} == {"step 9"}
     assert all(tensor.isfinite().all() for tensor in weights(trainer).values())
 
 
 def test_a_critic_that_breaks_is_skipped_with_the_policy(make_trainer: Make, tmp_path: Path) -> None:
-    """Its values are NaN, so are the advantages: neither makes its update, both are counted."""
+    """Its values are NaN, so would the advantages be: no rollout is left, and neither makes its update."""
     trainer = make_trainer(algo={"name": "ppo"})
     critic = {name: p.detach().clone() for name, p in trainer._critic.model.named_parameters()}
     policy = weights(trainer)
     hook = trainer._critic.model.head.register_forward_hook(lambda module, args, output: output * torch.nan)
     report = trainer.train(make_rows(), 0)
-    assert not report.updated and report.metrics["policy/bad_steps"] == 2.0
+    assert not report.updated and report.metrics["policy/bad_steps"] == 1.0
     assert distance(policy, weights(trainer)) == 0.0
     assert all(torch.equal(p, critic[name]) for name, p in trainer._critic.model.named_parameters())
-    assert {record["what"].split(",")[0] for record in saved(tmp_path, 0)} == {"critic", "policy"}
+    assert {record["rollout_id"] for record in saved(tmp_path, 0)} == {
+        row.rollout_id for row in make_rows() if row.total_reward is not None
+    }
     hook.remove()
     assert trainer.train(make_rows(), 1).updated

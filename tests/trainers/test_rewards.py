@@ -13,8 +13,10 @@ from agentrl.trainers import compute_advantages
 from agentrl.trainers.rewards import Shaping
 from agentrl.trainers.slots import trained_mask
 
-from agentrl import ConfigError, Row
+from agentrl import ConfigError, Row, Task
 from agentrl.config import Config
+from agentrl.engine import Generation, Span
+from agentrl.trajectory import Trajectory
 
 from .rollouts import make_row, make_rows, weights
 
@@ -85,6 +87,25 @@ def test_with_turn_credit_shaping_falls_on_the_last_trained_token() -> None:
     rows = [*turns(1, [1.0, 0.0, 2.0, 0.5], rows=2), *turns(2, [0.0, 0.25])]
     assert rules.token_rewards(rows).tolist() == [[1.0, 0.0], [2.0, 0.0], [0.0, 0.25]]
     assert shaping().token_rewards(rows) is None
+
+
+def test_what_a_turn_without_tokens_earned_falls_on_the_last_trained_token() -> None:
+    """Turns of +0.25 and, with nothing sampled, of -1: the credit adds up to the outcome, in the rollout it belongs to."""
+    episode = Trajectory(Task("t"), "r", "g")
+    said = episode.add(None, "user", [1, 2])
+    for ids, reward in (([3, 4], 0.25), ([], -1.0)):
+        turn = episode.add_sampled(said, Generation(tuple(ids), (-1.0,) * len(ids), spans(len(ids)), "stop"))
+        turn.reward, said = reward, episode.add(turn, "user", [5])
+    rows = [*turns(2, [0.5, 0.25], rows=2), *episode.rows()]
+    rules = shaping(algo={"credit": "turn"})
+    assert rules.outcomes(rows).tolist() == [0.75, 0.75, -0.75]
+    assert rules.token_rewards(rows).tolist() == [[0.5, 0.0], [0.25, 0.0], [0.0, -0.75]]
+    clipped = shaping(algo={"credit": "turn", "reward_clip": (-0.5, 0.5)})
+    assert clipped.token_rewards(rows).tolist() == [[0.5, 0.0], [0.0, 0.0], [0.0, -0.5]]
+
+
+def spans(tokens: int) -> tuple[Span, ...]:
+    return (Span(0, 0, tokens),) if tokens else ()
 
 
 def test_an_overlong_rollout_leaves_the_loss_and_stays_in_the_baseline(make_trainer: Make) -> None:
