@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from .finite import finite
 from .tensorboard import TensorBoardSink
 from .weights_and_biases import WandbRun, WandbSink
 
@@ -237,7 +238,7 @@ Sink = SilentReporter | TensorBoardSink | WandbSink
 
 
 class Reporters(SilentReporter):
-    """Several reporters as one."""
+    """Several reporters as one. They get records without numbers that are not finite."""
 
     def __init__(self, reporters: Sequence[Sink]) -> None:
         self._reporters = reporters
@@ -259,11 +260,11 @@ class Reporters(SilentReporter):
 
     def step(self, record: dict[str, Any]) -> None:
         for reporter in self._reporters:
-            reporter.step(record)
+            reporter.step(finite(record))
 
     def evaluation(self, record: dict[str, Any]) -> None:
         for reporter in self._reporters:
-            reporter.evaluation(record)
+            reporter.evaluation(finite(record))
 
 
 def make_reporter(

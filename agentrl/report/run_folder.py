@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
+from .finite import finite
 from .record import JSON_LINES, json_line
 
 
@@ -70,7 +71,8 @@ class RunFolder:
         return self.path / "bad_rows" / f"step_{step:06d}.jsonl"
 
     def add_metrics(self, record: dict[str, Any]) -> None:
-        _append(self.metrics, [record])
+        """A line of metrics.jsonl; what is not finite is left out, see `finite`."""
+        _append(self.metrics, [finite(record)])
 
     def add_rollouts(self, step: int, records: Iterable[dict[str, Any]]) -> None:
         path = self.rollouts(step)
@@ -83,7 +85,7 @@ class RunFolder:
         """
         lines = self._lines()
         if lines and json.loads(lines[-1])["step"] == record["step"]:
-            lines[-1] = json.dumps({**json.loads(lines[-1]), **record}, ensure_ascii=False)
+            lines[-1] = json.dumps(finite({**json.loads(lines[-1]), **record}), ensure_ascii=False)
             self._rewrite(lines)
         else:
             self.add_metrics({"time": time.time(), **record})

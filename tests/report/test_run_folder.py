@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.errors import ConfigError
+from agentrl.report.progress import Reporters, SilentReporter
 from agentrl.report.run_folder import RunFolder
 
 
@@ -49,6 +52,20 @@ def test_amending_adds_to_the_newest_step(folder: RunFolder) -> None:
     folder.add_metrics({"step": 2, "a": 1})
     folder.amend_metrics({"step": 2, "b": 2})
     assert lines(folder.metrics) == [{"step": 1, "a": 1}, {"step": 2, "a": 1, "b": 2}]
+
+
+def test_a_number_that_is_not_finite_is_left_out_and_counted(folder: RunFolder) -> None:
+    """JSON has no form for it: every reader but Python's would stop at the line."""
+    folder.add_metrics({"step": 1, "a": math.nan, "b": math.inf, "c": 1.0, "text": "nan"})
+    folder.amend_metrics({"step": 1, "d": -math.inf, "e": 2})
+    assert lines(folder.metrics) == [{"step": 1, "c": 1.0, "text": "nan", "e": 2, "not_finite": 3.0}]
+    seen: list[dict[str, Any]] = []
+    sink = SilentReporter()
+    sink.step = sink.evaluation = seen.append  # type: ignore[method-assign]
+    both = Reporters([sink])
+    both.step({"step": 2, "a": math.nan})
+    both.evaluation({"step": 2, "b": 0.5})
+    assert seen == [{"step": 2, "not_finite": 1.0}, {"step": 2, "b": 0.5}]
 
 
 def test_amending_a_step_without_a_record_makes_one(folder: RunFolder) -> None:
