@@ -128,13 +128,20 @@ class Backend:
 
     @contextmanager
     def loading(self, universal: bool) -> Iterator[None]:
-        """Inside, a checkpoint is read as one for any number of ranks, where it is `universal`."""
+        """Inside, a checkpoint is read as one for any number of ranks, where it is `universal`. The optimizer's state comes from
+        it, its options (weight decay, betas, …) are those it was made with.
+        """
         config = self.engine._config
         before, config.load_universal_checkpoint = config.load_universal_checkpoint, universal
+        options = [
+            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
+        ]
         try:
             yield
         finally:
             config.load_universal_checkpoint = before
+        for group, own in zip(self.optimizer.param_groups, options, strict=True):
+            group.update(own)
 
     def offload(self) -> None:
         """Weights, gradients and optimizer state to CPU memory, until `onload`. Without a GPU they are there."""

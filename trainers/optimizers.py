@@ -37,9 +37,9 @@ def make_optimizer(model: nn.Module, config: OptimSection, lr: float) -> Optimiz
 
 
 def _groups(parameters: list[nn.Parameter], config: OptimSection) -> list[dict[str, Any]]:
-    """Matrices with weight decay, vectors without; no group is empty."""
-    if not config.weight_decay:
-        return [{"params": parameters, "weight_decay": 0.0}] if parameters else []
+    """Matrices with weight decay, vectors without; no group is empty. The groups are the same whatever the decay: a run may
+    go on with another.
+    """
     groups = [
         {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},

@@ -10,7 +10,10 @@ from ..errors import ConfigError
 from .config import Config
 from .supervised import SupervisedConfig
 
-FIXED = ("run.seed", "model.path", "data.path", "env.name", "agent.name", "algo.name", "algo.advantage", "lora.rank")
+FIXED = (
+    *("run.seed", "model.path", "data.path", "env.name", "agent.name"),
+    *("algo.name", "algo.advantage", "lora.rank", "optim.name"),
+)
 """Options that a resumed run cannot change, where its kind has them."""
 FIXED_OF_DPO = ("ref.path",)
 """The reference was asked once, before the first update."""
@@ -33,7 +36,9 @@ def check_kind(kind: str, stored: Mapping[str, Any], run: str) -> None:
 
 
 def check_resumed(config: Config | SupervisedConfig, stored: Config | SupervisedConfig) -> None:
-    """A run goes on with what it began with: its data, its policy and the shape of its algorithm are not changed half-way."""
+    """A run goes on with what it began with: its data, its policy, the shape of its algorithm and the kind of its optimizer
+    are not changed half-way. The optimizer's options may be.
+    """
     for option in (*FIXED, *(FIXED_OF_DPO if config.kind == "dpo" else ())):
         if option.partition(".")[0] not in type(config).model_fields:
             continue

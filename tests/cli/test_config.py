@@ -263,7 +263,9 @@ def test_a_run_goes_on_with_its_own_configuration(tmp_path: Path) -> None:
         ("algo", "name", "ppo", False),
         ("run", "seed", 3, False),
         ("train", "steps", 99, True),
+        ("optim", "name", "sgd", False),
         ("optim", "lr", 1e-5, True),
+        ("optim", "weight_decay", 0.1, True),
     ],
 )
 def test_what_a_resumed_run_may_change(section: str, key: str, value: Any, allowed: bool) -> None:
@@ -297,6 +299,7 @@ def test_a_stored_configuration_says_of_which_kind_its_run_is(kind: str) -> None
         ("model.path", "b", False),
         ("data.path", ["a.jsonl", "b.jsonl"], False),
         ("lora.rank", 4, False),
+        ("optim.name", "muon", False),
         ("train.epochs", 2, True),
         ("data.test_path", ["t.jsonl"], True),
     ],

@@ -42,6 +42,27 @@ def test_a_resumed_trainer_goes_on_as_if_nothing_happened(
     assert distance(weights(straight), weights(resumed)) == 0.0
 
 
+@pytest.mark.parametrize(("optimizer", "stage"), [("adamw", 0), ("adamw", 2), ("adamw", 3), ("muon", 0)])
+def test_a_resumed_trainer_has_the_options_it_is_given(
+    make_trainer: Make, tmp_path: Path, optimizer: str, stage: int
+) -> None:
+    """Weight decay (from none), betas and eps changed at a resume hold, of the critic too; moments come from the checkpoint."""
+    parallel = {"zero_stage": stage}
+    first = {"name": optimizer, "lr": 1e-2}
+    began = make_trainer(algo={"name": "ppo"}, optim=first, parallel=parallel)
+    began.train(make_rows(), 0)
+    began.save(tmp_path)
+    now = first | {"weight_decay": 0.5, "betas": (0.5, 0.6), "eps": 1e-3}
+    resumed = make_trainer(algo={"name": "ppo"}, optim=now, critic={"weight_decay": 0.25}, parallel=parallel)
+    resumed.load(tmp_path)
+    for backend, decay in ((resumed._core.backend, 0.5), (resumed._critic.backend, 0.25)):
+        groups = backend.optimizer.param_groups
+        assert {group["weight_decay"] for group in groups} == {0.0, decay}
+        assert {group["betas"] for group in groups if "betas" in group} == {(0.5, 0.6)}
+        assert {group["eps"] for group in groups if group.get("betas")} == {1e-3}
+    assert resumed.train(make_rows(), 1).updated
+
+
 def test_a_folder_without_state_is_an_error(make_trainer: Make, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no trainer state of 1 rank"):
         make_trainer().load(tmp_path)
