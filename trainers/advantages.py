@@ -11,7 +11,7 @@ from . import baselines as baselines  # registers its estimators
 from . import distillation as distillation  # registers its estimator
 from . import gae as gae  # registers its estimator
 from .aggregation import Ids
-from .decisions import Decisions, at_end
+from .decisions import Decisions
 from .estimators import Estimator, find_estimator
 from .groups import Groups
 from .timeline import Timeline, dense_index
@@ -21,7 +21,8 @@ from .whitening import whiten as whiten_batch
 class Advantages(NamedTuple):
     """advantages float32[B, T], whitened where asked; returns float32[B, T], never whitened; valid bool[B].
 
-    Both are 0 at slots that are not trained and in rows that are not valid; such rows must leave the loss mask.
+    Both are 0 at slots that are not trained and in rows that are not valid; such rows must leave the loss mask. They may be
+    one tensor.
     """
 
     advantages: Tensor
@@ -73,11 +74,13 @@ def compute_advantages(
     outcome = torch.where(valid, verdict, 0.0)
     turns = None if token_rewards is None else grid(token_rewards)
     final = torch.zeros_like(verdict) if bootstrap is None else bootstrap.float()[timeline.last_row]
-    width = timeline.trained.shape[1]
     decisions = Decisions(
         rewards=outcome if turns is None else turns.sum(1),
-        token_rewards=at_end(outcome, timeline.lengths, width) if turns is None else turns,
-        penalty=kl_coef * grid(kl) if kl is not None and kl_coef else outcome.new_zeros(()).expand(len(outcome), width),
+        turns=turns,
+        penalty=kl_coef * grid(kl)
+        if kl is not None and kl_coef
+        else outcome.new_zeros(()).expand(timeline.trained.shape),
+        penalized=kl is not None and bool(kl_coef),
         values=grid(values) if estimator.critic else None,
         bootstrap=torch.where(valid, final, 0.0),
         trained=timeline.trained,
@@ -96,7 +99,9 @@ def _finish(estimator: Estimator, decisions: Decisions, timeline: Timeline, whit
     returns = advantages if decisions.values is None else advantages + timeline.flat(decisions.values)
     if whitened:
         advantages = whiten_batch(advantages, counted)
-    return Advantages(timeline.unpack(advantages), timeline.unpack(returns), decisions.valid[timeline.rollout])
+    of_tokens = timeline.unpack(returns)
+    same = advantages is returns
+    return Advantages(of_tokens if same else timeline.unpack(advantages), of_tokens, decisions.valid[timeline.rollout])
 
 
 def _verdicts(rewards: Tensor, timeline: Timeline) -> Tensor:

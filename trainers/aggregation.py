@@ -55,13 +55,13 @@ def token_weights(
     if denominator is not None and not denominator > 0:
         raise ValueError(f"the denominator must be positive, not {denominator}")
     mask = mask.bool()
-    weights = mask.float()
+    counts = mask.float().sum(1)
+    of_row = torch.ones_like(counts)
+    own = counts.sum()
     if mode == "sequence_mean":
         rollout = dense_index(rollout_ids, len(mask), device=mask.device)
-        counts = weights.sum(1)
         lengths = torch.zeros_like(counts).index_add(0, rollout, counts)
-        weights = weights / lengths.clamp(min=1)[rollout, None]
-        own: Tensor = (lengths > 0).sum()
-    else:
-        own = mask.sum()
-    return weights / (own.clamp(min=1) if denominator is None else denominator)
+        of_row = of_row / lengths.clamp(min=1)[rollout]
+        own = (lengths > 0).sum()
+    of_row = of_row / (own.clamp(min=1) if denominator is None else denominator)
+    return torch.where(mask, of_row[:, None], 0.0)

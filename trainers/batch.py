@@ -7,11 +7,14 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import ConfigError
 
+N = TypeVar("N", float, NDArray[np.float64])
 MicroBatch = tuple[int, ...]
 """Indices of rows that go through one forward and backward pass together, ascending; () = a step with nothing to do."""
 
@@ -77,8 +80,10 @@ def micro_steps(
 
     Ranks wait for one another, so those of a step get micro-batches of like cost, and the dearer of them in turns.
     """
-    costs = {row: attention_cost(lengths[row], half_cost) for row in rows}
-    order = sorted(sorted(rows), key=costs.__getitem__, reverse=True)  # of equals the first row first
+    ascending = sorted(rows)
+    cost = attention_cost(np.array([lengths[row] for row in ascending], np.float64), half_cost)
+    costs = dict(zip(ascending, cost.tolist(), strict=True))
+    order = [ascending[i] for i in np.argsort(-cost, kind="stable").tolist()]  # of equals the first row first
     least = _first_fit(order, lengths, budget)
     count = -(-len(least) // ranks) * ranks
     bins = _spread(order, lengths, costs, count, budget) or least + [[] for _ in range(count - len(least))]
@@ -88,8 +93,8 @@ def micro_steps(
     return tuple(tuple(step if i % 2 == 0 else step[::-1]) for i, step in enumerate(steps))
 
 
-def attention_cost(length: int, half_cost: float) -> float:
-    """What a sequence costs, in tokens of a short one. At `half_cost` tokens attention, which is quadratic, takes as long
+def attention_cost(length: N, half_cost: float) -> N:
+    """What a sequence, or each of an array of lengths, costs, in tokens of a short one. At `half_cost` tokens attention, which is quadratic, takes as long
     as all the rest, which is linear; infinity = attention costs nothing.
     """
     return length * (1.0 + length / half_cost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,8 +16,8 @@ class Decisions:
     """R rollouts as sequences of at most L decisions (trained tokens), left-aligned. All float32 unless said.
 
     rewards [R] = return of the rollout (the sum of its turn rewards where those are given).
-    token_rewards [R, L] = the same return on the tokens that earned it: on the last one, or turn by turn.
-    penalty [R, L] = kl_coef * KL of each token; 0 without KL in the reward.
+    turns [R, L] = the same return on the tokens that earned it, turn by turn; None where the outcome counts.
+    penalty [R, L] = kl_coef * KL of each token; 0 without KL in the reward, which is `penalized`.
     values [R, L] = V(state before the token), None without a critic; bootstrap [R] = V after the last token.
     trained bool[R, L]; lengths int64[R] = its trained tokens; valid bool[R] = has a verdict and a trained token.
     Everything is 0 at slots that are not trained and in rollouts that are not valid. To be read only: what is 0
@@ -24,8 +25,9 @@ class Decisions:
     """
 
     rewards: Tensor
-    token_rewards: Tensor
+    turns: Tensor | None
     penalty: Tensor
+    penalized: bool
     values: Tensor | None
     bootstrap: Tensor
     trained: Tensor
@@ -35,10 +37,26 @@ class Decisions:
     gamma: float
     lam: float
 
+    @cached_property
+    def token_rewards(self) -> Tensor:
+        """The return on the tokens that earned it: [R, L], turn by turn or on the last one."""
+        return self.at_end(self.rewards) if self.turns is None else self.turns
+
+    def outcome_to_go(self, x: Tensor) -> Tensor:
+        """x[R] earned with the last decision, less the penalties, from each decision on: [R, L]."""
+        if self.penalized:
+            return to_go(self.at_end(x) - self.penalty, 1.0)
+        return single(x)[:, None].expand(self.trained.shape)
+
     def at_end(self, x: Tensor) -> Tensor:
         """x[R] on the last decision of each rollout: float32[R, L]; what float32 cannot hold is its largest number."""
-        largest = torch.finfo(torch.float32).max
-        return at_end(x.clamp(-largest, largest).float(), self.lengths, self.trained.shape[1])
+        return at_end(single(x), self.lengths, self.trained.shape[1])
+
+
+def single(x: Tensor) -> Tensor:
+    """float32; what it cannot hold becomes its largest number."""
+    largest = torch.finfo(torch.float32).max
+    return x.clamp(-largest, largest).float()
 
 
 def at_end(x: Tensor, lengths: Tensor, width: int) -> Tensor:

@@ -127,14 +127,15 @@ class Objective:
         """
         slots = trained_mask(rows)
         mask = self.shaping.loss_mask(rows, slots & found.valid[:, None], version)
-        weights = mask.float()
         if self.aggregation == "sequence_mean":
             weights = token_weights(mask, "sequence_mean", denominator=1.0, rollout_ids=rollout_ids(rows))
+        else:
+            weights = mask.float()
         return Decided(
             slots=slots,
             mask=mask,
             advantages=found.advantages,
-            rollout_logp=_rollout_logp(rows),
+            rollout_logp=at_slots([row.logprobs for row in rows], rows, slots),
             weights=weights,
             old_logp=scores.logp if self.old_logp == "recompute" else None,
             ref_logp=scores.ref_logp if self.kl_where == "loss" else None,
@@ -199,7 +200,3 @@ class Objective:
             )
             loss, metrics = loss + kl_coef * term.loss, metrics | term.metrics
         return Loss(loss, metrics)
-
-
-def _rollout_logp(rows: Sequence[Row]) -> Tensor:
-    return at_slots([row.logprobs for row in rows], rows)

@@ -15,13 +15,19 @@ from ..trajectory import Row
 
 def trained_mask(rows: Sequence[Row]) -> Tensor:
     """bool[B, L]: slot i is row b's i-th trained token."""
-    counts = torch.tensor([int(row.loss_mask.sum()) for row in rows], dtype=torch.long)
+    counts = torch.tensor([np.count_nonzero(row.loss_mask) for row in rows], dtype=torch.long)
     return torch.arange(int(counts.max()) if len(rows) else 0) < counts[:, None]
 
 
-def at_slots(parts: Sequence[NDArray[np.float32] | NDArray[np.int32]], rows: Sequence[Row]) -> Tensor:
-    """An array over the tokens of each row -> [B, L]; 0 beyond a row's end."""
-    return aligned([torch.from_numpy(part[row.loss_mask]) for part, row in zip(parts, rows, strict=True)])
+def at_slots(
+    parts: Sequence[NDArray[np.float32] | NDArray[np.int32]], rows: Sequence[Row], mask: Tensor | None = None
+) -> Tensor:
+    """An array over the tokens of each row -> [B, L]; 0 beyond a row's end. `mask` = trained_mask(rows) where it is known."""
+    if not rows:
+        return torch.zeros(0, 0)
+    mask = trained_mask(rows) if mask is None else mask
+    values = np.concatenate([part[row.loss_mask] for part, row in zip(parts, rows, strict=True)])
+    return torch.zeros(mask.shape, dtype=torch.from_numpy(values).dtype).masked_scatter_(mask, torch.from_numpy(values))
 
 
 def aligned(parts: Sequence[Tensor]) -> Tensor:
@@ -50,7 +56,7 @@ def last_slots(rows: Sequence[Row], mask: Tensor) -> Tensor:
     }
     last = torch.zeros_like(mask)
     for i in owner.values():
-        last[i, int(mask[i].sum()) - 1] = True
+        last[i, np.count_nonzero(rows[i].loss_mask) - 1] = True
     return last
 
 
@@ -59,6 +65,6 @@ def spread(table: Tensor, rows: Sequence[Row]) -> list[NDArray[np.float32]]:
     spread_rows = []
     for row, values in zip(rows, table.numpy(), strict=True):
         full = np.zeros(len(row), np.float32)
-        full[row.loss_mask] = values[: int(row.loss_mask.sum())]
+        full[row.loss_mask] = values[: np.count_nonzero(row.loss_mask)]
         spread_rows.append(full)
     return spread_rows

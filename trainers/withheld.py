@@ -7,21 +7,39 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from ..trajectory import LARGEST_REWARD, Row
-from .slots import at_slots, rollout_ids
+from .slots import rollout_ids
+
+_AT_ONCE = 512
+"""Rows looked at together, few enough to stay in the processor's cache."""
 
 
 def unfit_rows(rows: Sequence[Row]) -> list[int]:
     """Rows with a verdict, and a reward that float32 cannot hold or, at a trained token, an engine's log-prob that is not
     finite.
     """
-    verdicts = torch.tensor([row.total_reward or 0.0 for row in rows], dtype=torch.float64)
-    unfit = ~(verdicts.abs() <= LARGEST_REWARD)  # NaN as well
-    for parts in ([row.rewards for row in rows], [row.logprobs for row in rows]):
-        unfit |= (~at_slots(parts, rows).isfinite()).any(1)
-    return [i for i in unfit.nonzero()[:, 0].tolist() if rows[i].total_reward is not None]
+    unfit: list[int] = []
+    for start in range(0, len(rows), _AT_ONCE):
+        some = rows[start : start + _AT_ONCE]
+        if not _all_clean(some):
+            unfit += [i for i, row in enumerate(some, start) if not _fit(row)]
+    return unfit
+
+
+def _all_clean(rows: Sequence[Row]) -> bool:
+    """Whether nothing at all is out of range in these rows, as nearly always: it spares a look at each."""
+    verdicts = np.array([row.total_reward or 0.0 for row in rows])
+    numbers = np.concatenate([part for row in rows for part in (row.rewards, row.logprobs)])
+    return bool((np.abs(verdicts) <= LARGEST_REWARD).all() and np.isfinite(numbers).all())
+
+
+def _fit(row: Row) -> bool:
+    if row.total_reward is None:
+        return True
+    numbers = np.concatenate([part[row.loss_mask] for part in (row.rewards, row.logprobs)])
+    return abs(row.total_reward) <= LARGEST_REWARD and bool(np.isfinite(numbers).all())
 
 
 def withhold(rows: Sequence[Row], unfit: Collection[int]) -> Sequence[Row]:
