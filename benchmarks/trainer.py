@@ -40,7 +40,7 @@ WANTED = {
     "trl": "the same against TRL's GRPO update",
     "waste": "tokens with padding for each token without, on these lengths: what packing alone can gain",
     "memory": "peak memory of log-probs and their gradient, whole logits against ours",
-    "plan_s": "seconds for advantages and packing plan of 100,000 rows",
+    "plan_s": "seconds for advantages and packing plan of 100,000 rows, from rows to micro-batches",
 }
 Update = Callable[[Sequence[Row], Sequence[float]], Any]
 
@@ -135,23 +135,43 @@ def speed(name: str, path: str, rows: int, longest: int, size: int, repeat: int)
     return ratios
 
 
-def plan_seconds() -> float:
-    """Of 100,000 rows with up to 512 trained tokens, in groups of 8, for two ranks."""
-    from agentrl.trainers import compute_advantages
-    from agentrl.trainers.batch import plan_updates
-
+def many_rows(count: int = 100_000) -> list[Row]:
+    """Rollouts with up to 512 trained tokens of up to 4000, in groups of 8."""
     rng = np.random.default_rng(0)
-    count = 100_000
     lengths = rng.lognormal(5, 1, count).clip(20, 4000).astype(int)
     trained = np.minimum(lengths - 1, rng.lognormal(3.5, 0.8, count).clip(1, 512)).astype(int)
-    mask = torch.arange(512) < torch.from_numpy(trained)[:, None]
-    rewards = torch.from_numpy(rng.integers(0, 2, count)).float()
-    rollouts, groups = [f"r{i}" for i in range(count)], [f"g{i // 8}" for i in range(count)]
+    rewards = rng.integers(0, 2, count).tolist()
+    return [
+        Row(
+            token_ids=np.zeros(length, np.int32),
+            loss_mask=np.arange(length) >= length - actions,
+            logprobs=np.zeros(length, np.float32),
+            versions=np.zeros(length, np.int32),
+            rewards=np.zeros(length, np.float32),
+            rollout_id=f"r{i}",
+            group_id=f"g{i // 8}",
+            total_reward=float(rewards[i]),
+        )
+        for i, (length, actions) in enumerate(zip(lengths.tolist(), trained.tolist(), strict=True))
+    ]
+
+
+def plan_seconds(algorithm: str, rows: Sequence[Row]) -> float:
+    """What a trainer of two ranks does with a batch before its first update, where no model has to score it."""
+    from agentrl.trainers.batch import plan_updates
+    from agentrl.trainers.objective import Objective
+    from agentrl.trainers.scoring import Scores
+    from agentrl.trainers.slots import rollout_ids
+    from agentrl.trainers.withheld import unfit_rows
+
+    objective = Objective.of(Config.model_validate({"algo": {"name": algorithm}}))
 
     def once() -> float:
         began = time.process_time()
-        compute_advantages("grpo", rewards, mask, group_ids=groups, rollout_ids=rollouts)
-        plan_updates(rollouts, lengths.tolist(), [True] * count, ranks=2, budget=16384)
+        unfit_rows(rows)
+        decided = objective.decide(rows, objective.advantages(rows, Scores()), Scores(), 0)
+        lengths, trained = [len(row) for row in rows], decided.mask.any(1).tolist()
+        plan_updates(rollout_ids(rows), lengths, trained, ranks=2, budget=16384)
         return time.process_time() - began
 
     return statistics.median(once() for _ in range(3))
@@ -210,7 +230,10 @@ def main() -> None:
     if options.peak:
         print(peak(options.peak))
         return
-    ratios: dict[str, float] = {"memory": memory_ratio(), "plan_s": plan_seconds()}
+    rows = many_rows()
+    ratios = {f"{algorithm}/plan_s": plan_seconds(algorithm, rows) for algorithm in ("grpo", "reinforce_pp")}
+    del rows
+    ratios["memory"] = memory_ratio()
     with tempfile.TemporaryDirectory() as folder:
         ratios |= speed("tiny", tiny_model(folder), 64, 1000, 8, options.repeat)
     if options.model:

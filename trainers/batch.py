@@ -64,13 +64,15 @@ def plan_updates(
 
 def cut_rollouts(rollouts: Sequence[Hashable], trained: Sequence[bool], parts: int) -> list[list[int]]:
     """Rows of each part. Rollouts keep their order and stay whole; parts differ by at most one rollout."""
-    members: dict[Hashable, list[int]] = {}
-    for row, (rollout, used) in enumerate(zip(rollouts, trained, strict=True)):
-        if used:
-            members.setdefault(rollout, []).append(row)
-    whole = list(members.values())
-    edges = [len(whole) * part // parts for part in range(parts + 1)]
-    return [sorted(row for rows in whole[start:end] for row in rows) for start, end in itertools.pairwise(edges)]
+    used = [row for row, some in enumerate(trained) if some]
+    number: dict[Hashable, int] = {}
+    place = [number.setdefault(rollouts[row], len(number)) for row in used]
+    edges = [len(number) * part // parts for part in range(parts + 1)]
+    part_of = [part for part, (start, end) in enumerate(itertools.pairwise(edges)) for _ in range(start, end)]
+    cut: list[list[int]] = [[] for _ in range(parts)]
+    for row, rollout in zip(used, place, strict=True):
+        cut[part_of[rollout]].append(row)
+    return cut
 
 
 def micro_steps(

@@ -20,8 +20,8 @@ def dense_index(ids: Iterable[object] | Tensor | None, rows: int, *, device: tor
     listed = ids.tolist() if isinstance(ids, Tensor) else list(ids)
     if len(listed) != rows:
         raise ValueError(f"{len(listed)} ids for {rows} rows")
-    number = {name: index for index, name in enumerate(dict.fromkeys(listed))}
-    return torch.tensor([number[name] for name in listed], dtype=torch.int64, device=device)
+    number: dict[object, int] = {}
+    return torch.tensor([number.setdefault(name, len(number)) for name in listed], dtype=torch.int64, device=device)
 
 
 class Timeline:
