@@ -16,9 +16,26 @@ def resolve_model(path_or_id: str, flag: str = "--model") -> str:
         if not (folder / "config.json").is_file():
             raise ConfigError(f"{flag} {path_or_id}: the folder holds no config.json, so it is no Hugging Face model.")
         return str(folder.resolve())
-    if folder.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
+    if _is_path(path_or_id):
         raise ConfigError(f"{flag} {path_or_id}: there is no such folder.")
     return _fetch(path_or_id, flag)
+
+
+def resolve_adapter(path_or_id: str, flag: str) -> str:
+    """A local folder for the path of an adapter in peft's format; a hub id as it is. Raises ConfigError as resolve_model."""
+    folder = Path(path_or_id).expanduser()
+    if (folder / "adapter_config.json").is_file():
+        return str(folder.resolve())
+    if folder.is_dir():
+        raise ConfigError(f"{flag} {path_or_id}: the folder holds no adapter_config.json, so it is no adapter.")
+    if _is_path(path_or_id):
+        raise ConfigError(f"{flag} {path_or_id}: there is no such folder.")
+    return path_or_id
+
+
+def _is_path(path_or_id: str) -> bool:
+    """Whether it can only be a path: hub ids are OWNER/NAME."""
+    return path_or_id.startswith(("/", ".", "~")) or path_or_id.count("/") != 1
 
 
 def _fetch(hub_id: str, flag: str) -> str:

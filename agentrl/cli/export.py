@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..checkpoint import Checkpoints
 from ..errors import ConfigError
+from ..model_folder import resolve_model
 from .console import out
 from .new_folder import new_folder
 
@@ -16,6 +17,7 @@ from .new_folder import new_folder
 def main(argv: list[str]) -> int:
     """The exit code of `agentrl export ARGV`. Prints the folder on stdout and nothing else there."""
     options = _parser().parse_args(argv)
+    model = None if options.model is None else resolve_model(options.model)
     checkpoint, target = find_checkpoint(Path(options.checkpoint)), new_folder(options.out)
     from transformers.utils import logging
 
@@ -24,7 +26,7 @@ def main(argv: list[str]) -> int:
     logging.disable_progress_bar()
     averaged = None if options.weights is None else options.weights == "average"
     with redirect_stdout(sys.stderr):
-        export_checkpoint(checkpoint, target, model=options.model, averaged=averaged)
+        export_checkpoint(checkpoint, target, model=model, averaged=averaged)
     out.print(str(target), markup=False, highlight=False, soft_wrap=True)
     return 0
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from typing import TypeVar
 
 from ..config import Config, SupervisedConfig
 from ..errors import ConfigError
-from ..model_folder import resolve_model
+from ..model_folder import resolve_adapter, resolve_model
 from .console import ProgressCallback, ProgressMode, progress_bar
+
+C = TypeVar("C", Config, SupervisedConfig)
 
 
 def tiny_kind(uses_images: bool) -> str:
@@ -34,12 +37,18 @@ def choose_model(config: Config | SupervisedConfig, uses_images: bool, gpus: flo
     return tiny_policy(kind) if trained else untrained_tiny(kind)
 
 
-def check_other_models(config: Config) -> None:
-    """The models beside the policy are there (fetched, where they are hub ids). Raises ConfigError."""
-    named = {"--critic.path": config.critic.path, "--ref.path": config.ref.path, "--teacher.path": config.teacher.path}
-    for flag, path in named.items():
-        if path is not None:
-            resolve_model(path, flag)
+def with_folders(config: C) -> C:
+    """The configuration as trainers get it: with the folders of the models beside the policy (fetched, where they are hub
+    ids) and of the adapter it starts from, wherever a trainer runs. Raises ConfigError for one that is not there.
+    """
+    sections = [name for name in ("critic", "ref", "teacher", "lora") if name in type(config).model_fields]
+    named = {name: getattr(config, name) for name in sections}
+    found = {}
+    for name, section in named.items():
+        if section.path is not None:
+            resolve = resolve_adapter if name == "lora" else resolve_model
+            found[name] = section.model_copy(update={"path": resolve(section.path, f"--{name}.path")})
+    return config.model_copy(update=found)
 
 
 def tiny_policy(kind: str, progress: ProgressMode = "auto") -> str:

@@ -21,7 +21,7 @@ from ..config.load import parse_command, with_stored_config
 from ..config.section import Section
 from ..errors import ConfigError
 from ..image_store import ImageStore
-from ..model_folder import is_small, max_positions, model_config, resolve_model
+from ..model_folder import is_small, max_positions, model_config
 from ..placement import Reservation, reserved, wanted_by_trainer
 from ..report.progress import SHOWN_SUPERVISED
 from ..supervised.dataset import load_examples
@@ -30,7 +30,7 @@ from ..supervised.plan import SupervisedPlan, describe, make_plan
 from ..supervised.run import StartTrainer, SupervisedParts, supervised_run
 from .console import out, progress_bar
 from .exits import DONE, INTERRUPTED
-from .policy import choose_model
+from .policy import choose_model, with_folders
 from .signals import terminable, until_signal
 from .training import begin, check_sinks, interrupted_lines, reporter_of, run_folder
 
@@ -65,18 +65,19 @@ def run_command(kind: type[C], command: type[Section], argv: list[str], descript
         session.enter_context(connected(trainer_cpus(config.parallel) + 1))
         session.enter_context(terminable())
         gpus = check_trainer_gpus(config.parallel)
-        model = _model(config, gpus)
+        model, whole = _model(config, gpus), with_folders(config)
         examples, held_out = _examples(config, model, ImageStore(folder.images))
         plan = make_plan(config, len(examples), tiny=is_small(model))
         _show(config, model, examples, held_out, plan)
         wanted = wanted_by_trainer(config.parallel, gpus)
         starter = _trainer_starter(session.enter_context(reserved(wanted, gpus, config.watchdog)))
         begin(folder, config, resume_from)
-        return _run(SupervisedParts(config, model, examples, held_out, plan, folder, starter, resume_from))
+        return _run(SupervisedParts(whole, model, examples, held_out, plan, folder, starter, resume_from))
 
 
 def _dry_run(config: SupervisedConfig) -> int:
     model = _model(config, 0.0)
+    with_folders(config)
     examples, held_out = _examples(config, model, None)
     _show(config, model, examples, held_out, make_plan(config, len(examples), tiny=is_small(model)))
     out.print(to_toml(config), markup=False, highlight=False)
@@ -84,10 +85,8 @@ def _dry_run(config: SupervisedConfig) -> int:
 
 
 def _model(config: SupervisedConfig, gpus: float) -> str:
-    """The model's folder; the others that are named are there too. Raises ConfigError."""
+    """The model's folder. Raises ConfigError."""
     path = choose_model(config, config.data.image_key is not None, gpus)
-    if hasattr(config, "ref") and config.ref.path is not None:
-        resolve_model(config.ref.path, "--ref.path")
     longest = max_positions(model_config(path))
     if longest is not None and config.train.max_len > longest and "max_len" in config.train.changed():
         raise ConfigError(f"--train.max-len {config.train.max_len}: {path} was made for {longest} tokens at most.")

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -26,7 +27,7 @@ from ..report.run_folder import RunFolder
 from ..training_run import RunParts, StartTrainer, train_run
 from .console import out
 from .exits import DONE, INTERRUPTED
-from .policy import check_other_models, choose_model
+from .policy import choose_model, with_folders
 from .signals import terminable, until_signal
 from .training import begin, check_sinks, interrupted_lines, reporter_of, run_folder
 
@@ -105,7 +106,7 @@ def _preflight(config: Config, session: ExitStack, *, dry: bool) -> tuple[Ready,
     session.enter_context(connected(cpus_of_run(config)))
     session.enter_context(terminable())
     gpus = check_gpus(config)
-    check_other_models(config)
+    looked = replace(looked, config=with_folders(config))
     return make_ready(looked, choose_model(config, looked.facts.images > 0, gpus, trained=not dry)), gpus
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import RmConfig
+from agentrl.cli.policy import with_folders
+from agentrl.config import Config, DpoConfig, RmConfig
 from agentrl.config.dump import to_toml
 
 from ..conftest import Said
@@ -50,6 +51,8 @@ PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
         (["dpo", "--data.path", "pairs.jsonl", "--dpo.kind", "ipo", "--dpo.label-smoothing", "0.1"], "not used with"),
         (["dpo", "--data.path", "pairs.jsonl", "--data.margin-key", "m"], "margins are for reward models"),
         (["dpo", "--data.path", "pairs.jsonl", "--ref.path", "/no"], "--ref.path /no"),
+        (["dpo", "--data.path", "pairs.jsonl", "--lora.path", "~/no"], "--lora.path ~/no: there is no such folder"),
+        (["rm", "--data.path", "pairs.jsonl", "--lora.path", "."], "--lora.path .: the folder holds no adapter_config"),
         (["rm", "--data.path", "pairs.jsonl", "--lora.alpha", "3"], "--lora.alpha is not used without --lora.rank"),
         (["rm", "--data.path", "pairs.jsonl", "--dpo.beta", "1"], "--dpo.beta"),
         (["rm", "--data.path", "pairs.jsonl", "--ckpt.best-by", "eval/loss"], "the lowest loss makes the best"),
@@ -68,6 +71,34 @@ def test_what_cannot_be_is_said_in_one_paragraph(
     result = agentrl(*argv, "--model", models("tiny-text"), "--dry-run")
     assert result.code == 2 and said in result.err and "Traceback" not in result.err
     assert not Path("runs").exists()
+
+
+def test_trainers_get_the_folders_that_were_checked(
+    models: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home directory and a relative path are those of the command, also for a trainer on another machine's disk."""
+    home = tmp_path / "home"
+    (home / "adapter").mkdir(parents=True)
+    (home / "adapter" / "adapter_config.json").write_text("{}")
+    (home / "other").symlink_to(models("tiny-text"))
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.chdir(home)
+    folder = str((home / "other").resolve())
+    given = Config.model_validate(
+        {
+            "ref": {"path": "~/other"},
+            "critic": {"path": "other"},
+            "teacher": {"path": folder},
+            "lora": {"path": "~/adapter"},
+        }
+    )
+    whole = with_folders(given)
+    assert [whole.ref.path, whole.critic.path, whole.teacher.path] == [folder] * 3
+    assert whole.lora.path == str(home.resolve() / "adapter")
+    assert given.ref.path == "~/other", "what is saved and compared at a resume is what was given"
+    dpo = with_folders(DpoConfig.model_validate({"ref": {"path": "~/other"}, "lora": {"path": "someone/adapter"}}))
+    assert (dpo.ref.path, dpo.lora.path) == (folder, "someone/adapter")
+    assert with_folders(RmConfig()) == RmConfig()
 
 
 def test_a_resumed_run_keeps_its_kind_and_its_data(agentrl: Callable[..., Said], models: Callable[[str], str]) -> None:
