@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..config.plan import planned_updates as planned_updates
     from ..group_statistics import keep_group as keep_group
     from ..group_statistics import pass_at_k as pass_at_k
     from .advantages import Advantages as Advantages
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from .presets import PRESETS as PRESETS
     from .presets import Preset as Preset
     from .presets import find_preset as find_preset
-    from .schedule import planned_updates as planned_updates
     from .shaping import clip_rewards as clip_rewards
     from .shaping import overlong_mask as overlong_mask
     from .shaping import overlong_penalty as overlong_penalty
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from .whitening import whiten as whiten
 
 _MODULES = {
+    ".config.plan": ("planned_updates",),
     ".group_statistics": ("keep_group", "pass_at_k"),
     "advantages": ("Advantages", "compute_advantages"),
     "aggregation": ("aggregate", "token_weights"),
@@ -62,7 +63,6 @@ _MODULES = {
     "metrics": ("Mean", "averages", "merge"),
     "preference": ("dpo_loss", "reward_model_loss"),
     "presets": ("PRESETS", "Preset", "find_preset"),
-    "schedule": ("planned_updates",),
     "shaping": ("clip_rewards", "overlong_mask", "overlong_penalty", "stale_mask", "stop_properly"),
     "trust": ("PolicyTerms", "register_trust"),
     "whitening": ("whiten",),

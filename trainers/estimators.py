@@ -92,5 +92,4 @@ def algorithm(name: str) -> Preset:
         return find_preset(name)
     if name not in _estimators and isinstance(preset := from_outside(name), Preset):
         return preset
-    estimator = find_estimator(name)
-    return Preset(name, estimator.name, critic=estimator.critic)
+    return Preset(name, find_estimator(name).name)

@@ -16,7 +16,7 @@ class Preset:
 
     advantage = an estimator's name; level = token | sequence (of the ratio); clip = (low, high) around 1; trust =
     clip | cispo; aggregation = token_mean | sequence_mean | constant (constant: rollouts x rollout.max_total_tokens).
-    critic: trains a value function. filter_groups, overlong_penalty: that shaping is on. aliases: OpenRLHF's names.
+    filter_groups, overlong_penalty: that shaping is on. aliases: OpenRLHF's names.
     """
 
     name: str
@@ -25,14 +25,13 @@ class Preset:
     clip: tuple[float, float] = (0.2, 0.2)
     trust: str = "clip"
     aggregation: str = "token_mean"
-    critic: bool = False
     filter_groups: bool = False
     overlong_penalty: bool = False
     aliases: tuple[str, ...] = ()
 
 
 PRESETS = (
-    Preset("ppo", "gae", critic=True, aliases=("gae",)),
+    Preset("ppo", "gae", aliases=("gae",)),
     Preset("reinforce_pp", "reinforce", aliases=("reinforce",)),
     Preset("reinforce_pp_baseline", "reinforce_baseline", aliases=("reinforce_baseline",)),
     Preset("rloo", "rloo"),

@@ -57,15 +57,15 @@ def main(argv: list[str]) -> int:
     with ExitStack() as session:
         ready, gpus = _preflight(config, session, dry=command.dry_run)
         plan = make_plan(config, ready.total, tiny=is_small(ready.model_path))
-        _show(ready, plan, gpus)
+        filters = filters_groups(config.algo, algorithm)
+        _show(ready, plan, gpus, filters)
         if command.dry_run:
             out.print(to_toml(config), markup=False, highlight=False)
             return DONE
         reservation = session.enter_context(reserved(wanted_by_run(config, gpus), gpus, config.watchdog))
         begin(folder, config, resume_from)
-        filtered = filters_groups(config.algo, algorithm)
         starter = _trainer_starter(reservation)
-        parts = RunParts(ready, plan, folder, filtered, reservation, starter, resume_from)
+        parts = RunParts(ready, plan, folder, filters, reservation, starter, resume_from)
         return _run(parts)
 
 
@@ -131,13 +131,13 @@ def _ending(folder: RunFolder, interrupted: bool) -> list[str]:
     return [*lines, f"The model: {folder.final}"]
 
 
-def _show(ready: Ready, plan: Plan, gpus: float) -> None:
+def _show(ready: Ready, plan: Plan, gpus: float, filters: bool) -> None:
     where = f"{gpus:g} GPUs" if gpus else "CPU"
     held_out = f"{len(ready.held_out)} held-out tasks" if ready.held_out else "no held-out tasks: no evaluation"
     turns = "1 turn" if ready.limits.max_turns == 1 else f"{ready.limits.max_turns} turns"
     lines = [
         f"model {ready.model_path} on {where}; {held_out}",
-        *describe(ready.config, plan, ready.total),
+        *describe(ready.config, plan, ready.total, filters=filters),
         f"a turn samples at most {ready.limits.max_new_tokens} tokens, an episode has at most {turns} and "
         f"{ready.limits.max_len} tokens of context",
     ]

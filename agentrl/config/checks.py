@@ -14,17 +14,10 @@ from ..errors import ConfigError
 from ..registry import has_login, is_url, load_object, names, suggest
 from .best_metric import check_best_by
 from .check_data import check_data, check_dataset
+from .check_optimizer import check_optimizer, check_sharding
 from .config import Config
 from .how import AlgoSection, LoraSection
-from .supervised import (
-    AnswersSection,
-    DpoConfig,
-    ExamplesSection,
-    PairsSection,
-    SftConfig,
-    SupervisedConfig,
-    TrainerConfig,
-)
+from .supervised import AnswersSection, DpoConfig, ExamplesSection, PairsSection, SftConfig, SupervisedConfig
 
 TRAINING_ENGINES = ("vllm", "scripted")
 
@@ -57,9 +50,9 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_off_policy(config)
     _check_batch(config)
     _check_unused(config, algorithm)
-    _check_optimizer(config)
+    check_optimizer(config)
     _check_lora(config)
-    _check_sharding(config)
+    check_sharding(config)
     check_sources(config)
     check_best_by(config)
     _check_replay(config)
@@ -91,6 +84,11 @@ def _check_algorithm(config: Config, algorithm: AlgorithmFacts) -> None:
         )
     if filters_groups(config.algo, algorithm) and n < 2:
         raise ConfigError(f"the group filter needs --rollout.n-samples of at least 2, not {n}.")
+    low, high = config.algo.filter.range or (0.0, 1.0)
+    if not (low < high and low < 1 and high > 0):
+        raise ConfigError(
+            f"--algo.filter.range {low:g} {high:g} would keep no group: it wants low < high, and scores are in 0..1."
+        )
     low, high = config.algo.clip or (0.0, 0.0)
     most = 0.999999 if algorithm.trust == "clip" else 1.0
     if not (0 <= low <= most and high >= 0):
@@ -157,6 +155,7 @@ def _check_off_policy(config: Config) -> None:
             f"--algo.correction none with --train.max-staleness {stale} trains stale tokens as if they were fresh. Use auto, "
             "or say --algo.allow-uncorrected."
         )
+    _check_proximal(config)
     _check_stale(config)
     if config.engine.colocated and stale > 0:
         raise ConfigError(
@@ -167,6 +166,21 @@ def _check_off_policy(config: Config) -> None:
     if config.rollout.partial and stale == 0:
         raise ConfigError(
             "--rollout.partial needs --train.max-staleness of at least 1: at 0 nothing runs during an update."
+        )
+
+
+def _check_proximal(config: Config) -> None:
+    """The proximal policy leaves the correction, and the trust region, something to do."""
+    algo, epochs = config.algo, config.train.epochs
+    if algo.correction not in ("auto", "none") and algo.old_logp == "rollout":
+        raise ConfigError(
+            f"--algo.correction {algo.correction} is not used with --algo.old-logp rollout: the ratio to the behaviour policy "
+            "is the correction, and its weights would all be 1."
+        )
+    if algo.old_logp == "current" and epochs > 1:
+        raise ConfigError(
+            f"--algo.old-logp current with --train.epochs {epochs} compares every update with itself: the ratio is always 1 "
+            "and no clip acts, however far the policy moves on one batch. Use recompute."
         )
 
 
@@ -239,7 +253,10 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         ("ref", ("path", "offload"), "without --algo.kl.coef"): not algo.kl.coef,
         ("teacher", ("path", "offload"), f"by --algo {algorithm.name}"): not algorithm.teacher,
         ("log", ("wandb_project", "wandb_entity", "wandb_group"), "without --log.wandb"): not config.log.wandb,
-        ("optim", ("warmup",), "with --optim.warmup-ratio"): config.optim.warmup_ratio > 0,
+        ("critic", ("min_lr_ratio",), "with a constant learning rate"): (
+            config.critic.schedule or config.optim.schedule
+        )
+        == "constant",
         ("critic", ("lr_warmup",), "with --critic.lr-warmup-ratio"): config.critic.lr_warmup_ratio > 0,
         ("train", ("passes",), "with --train.steps, which says how many batches are trained"): config.train.steps
         is not None,
@@ -251,12 +268,6 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         for name in options:
             if name in given:
                 raise ConfigError(f"--{section}.{name.replace('_', '-')} is not used {why}.")
-
-
-def _check_optimizer(config: TrainerConfig) -> None:
-    for name in ("betas", "eps"):
-        if config.optim.name == "sgd" and name in config.optim.changed():
-            raise ConfigError(f"--optim.{name} is not used with --optim.name sgd.")
 
 
 def _check_lora(config: Config) -> None:
@@ -271,24 +282,6 @@ def _check_adapters(lora: LoraSection) -> None:
     for name in unread:
         if name in lora.changed() and (lora.path is not None or not lora.enabled):
             raise ConfigError(f"--lora.{name} is not used {why}.")
-
-
-def _check_sharding(config: TrainerConfig) -> None:
-    """What a ZeRO stage can hold, and what must not be sharded."""
-    parallel, stage = config.parallel, config.parallel.zero_stage
-    if config.optim.name == "muon" and stage > 0:
-        raise ConfigError(
-            f"--optim.name muon works on whole matrices, --parallel.zero-stage {stage} cuts them up: use stage 0 or adamw."
-        )
-    if config.optim.name == "muon" and config.model.dtype == "bfloat16":
-        raise ConfigError(
-            "--optim.name muon works on whole matrices, and the float32 master weights of --model.dtype bfloat16 are sharded: "
-            "use float32 or adamw."
-        )
-    if parallel.offload_optimizer and stage == 0:
-        raise ConfigError("--parallel.offload-optimizer needs --parallel.zero-stage 1, 2 or 3.")
-    if parallel.offload_params and stage != 3:
-        raise ConfigError(f"--parallel.offload-params needs --parallel.zero-stage 3, not {stage}.")
 
 
 def check_supervised(config: SupervisedConfig) -> None:
@@ -321,9 +314,9 @@ def check_supervised(config: SupervisedConfig) -> None:
         raise ConfigError(f"--parallel.ranks {config.parallel.ranks} is more than --train.batch {train.batch}.")
     _check_kind(config)
     _check_template(data)
-    _check_optimizer(config)
+    check_optimizer(config)
     _check_adapters(config.lora)
-    _check_sharding(config)
+    check_sharding(config)
 
 
 def _check_kind(config: SupervisedConfig) -> None:

@@ -80,6 +80,17 @@ def test_the_defaults_pass() -> None:
         ({"algo": {"correction_range": (0.0, 2.0)}, "train": {"max_staleness": 0}}, "correction-range is not used"),
         ({"algo": {"correction_level": "sequence", "old_logp": "rollout"}}, "correction-level is not used"),
         ({"algo": {"filter": {"range": (0.1, 0.9)}}}, "algo.filter.range is not used"),
+        (
+            {"algo": {"filter": {"range": (0.8, 0.2)}}, "filters": True},
+            "algo.filter.range 0.8 0.2 would keep no group",
+        ),
+        ({"algo": {"filter": {"range": (2.0, 3.0)}}, "filters": True}, "scores are in 0..1"),
+        ({"algo": {"correction": "tis", "old_logp": "rollout"}}, "algo.correction tis is not used with .*old-logp"),
+        ({"algo": {"old_logp": "current"}, "train": {"epochs": 4}}, "old-logp current with --train.epochs 4"),
+        ({"optim": {"betas": (0.9, 1.5)}}, r"optim.betas 0.9 1.5: both must be in \[0, 1\)"),
+        ({"optim": {"schedule": "constant", "min_lr_ratio": 0.1}}, "optim.min-lr-ratio is not used"),
+        ({"optim": {"warmup": 3, "warmup_ratio": 0.1}}, "optim.warmup is not used"),
+        ({"critic": {"schedule": "constant", "min_lr_ratio": 0.1}, "values": True}, "critic.min-lr-ratio is not used"),
         ({"optim": {"name": "sgd", "eps": 1e-6}}, "optim.eps is not used"),
         ({"eval": {"enable": False, "n": 4}}, "eval.n is not used with --eval.no-enable"),
         ({"lora": {"alpha": 8}}, "lora.alpha is not used without --lora.rank"),
@@ -122,6 +133,9 @@ def test_what_cannot_be_is_refused_and_named(sections: dict[str, Any], said: str
 
 
 def test_options_that_are_used_pass() -> None:
+    check(algo={"old_logp": "current"}, train={"updates_per_batch": 2}, optim={"min_lr_ratio": 0.1, "warmup": 3})
+    check(algo={"filter": {"range": (0.0, 1.0)}}, filters=True)
+    check(critic={"schedule": "cosine", "min_lr_ratio": 0.1}, optim={"schedule": "constant"}, values=True)
     check(algo={"filter": {"range": (0.1, 0.9)}}, filters=True)
     check(algo={"correction": "tis", "correction_range": (0.0, 2.0)}, train={"max_staleness": 0})
     check(rollout={"order": "first_done", "oversample": 1.5, "mask_stale_tokens": True}, train={"stale": "drop"})

@@ -14,7 +14,7 @@ import pytest
 from agentrl import GenerationRequest, Limits, Reply, Task
 from agentrl.config import Config
 from agentrl.config.best_metric import measured
-from agentrl.config.plan import draws_in_all, make_plan
+from agentrl.config.plan import describe, draws_in_all, make_plan
 from agentrl.evaluation import Evaluator
 from agentrl.rollout.episode import failed
 from agentrl.seeds import derive
@@ -213,3 +213,24 @@ def test_passes_over_the_tasks() -> None:
     assert make_plan(config, 10, tiny=True).steps == 8
     assert draws_in_all(config, 10) == 30 and draws_in_all(config, None) is None
     assert draws_in_all(Config.model_validate({"train": {"steps": 2}}), 10) is None
+
+
+def test_ckp_02_the_plan_of_a_run_counts_optimizer_updates() -> None:
+    """16 prompts x 4 samples in updates of 16, 2 epochs, 5 batches in each of 3 passes."""
+    train = {"batch_groups": 16, "updates_per_batch": 4, "epochs": 2, "passes": 3}
+    config = Config.model_validate({"train": train, "rollout": {"n_samples": 4}})
+    plan = make_plan(config, 80, tiny=True)
+    assert (plan.steps, plan.updates_per_step, plan.updates) == (15, 8, 120)
+
+
+def test_a_plan_says_that_a_filter_may_end_the_run_sooner() -> None:
+    """Groups that are dropped use up tasks, so the updates cannot be known; --train.steps makes as many as it says."""
+
+    def said(filters: bool = True, **sections: Any) -> bool:
+        config = Config.model_validate({"train": {"batch_groups": 4}} | sections)
+        return any(
+            "--train.steps" in line for line in describe(config, make_plan(config, 64, tiny=True), 64, filters=filters)
+        )
+
+    assert said() and not said(filters=False)
+    assert not said(train={"steps": 16}) and not said(optim={"schedule": "constant"})

@@ -140,7 +140,9 @@ def test_convention_04_equal_rewards_give_exactly_zero(name: str) -> None:
         assert not any(one_token(name, [reward] * count))
 
 
-@pytest.mark.parametrize("preset", [preset for preset in PRESETS if not preset.critic], ids=lambda preset: preset.name)
+@pytest.mark.parametrize(
+    "preset", [preset for preset in PRESETS if preset.name != "ppo"], ids=lambda preset: preset.name
+)
 def test_convention_05_a_group_of_one_is_refused_at_start_up(preset: Any) -> None:
     config = Config.model_validate(
         {"env": {"name": "screenshot_math"}, "algo": {"name": preset.name}, "rollout": {"n_samples": 1}}

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from agentrl.trainers import (
@@ -32,10 +33,16 @@ from agentrl.trainers import (
 from agentrl.trainers.batch import plan_updates
 from torch import Tensor
 
-from .rollouts import make_row, make_rows
+from agentrl import Row, Task
+from agentrl.engine import Generation, Span
+from agentrl.trajectory import Trajectory
+
+from .rollouts import make_row, make_rows, weights
 
 torch.set_num_threads(1)
 NAN = math.nan
+STOP = 2
+"""Stands for the token that ends a turn."""
 Make = Callable[..., Any]
 
 
@@ -145,11 +152,45 @@ def test_convention_18_a_group_is_kept_for_the_spread_of_its_raw_scores() -> Non
     assert keep_group([1, 0], low=0.4, high=0.6)
 
 
-def test_convention_19_a_sampled_stop_token_is_trained(make_trainer: Make) -> None:
-    """Whatever the mask marks is trained, the last token of a row included: its advantage reaches the weights."""
-    rows = [make_row(i, 12, trained=3, reward=float(i % 2)) for i in range(4)]
-    report = make_trainer().train(rows, 0)
-    assert all(advantages[-1] != 0 for advantages in report.advantages)
+def test_convention_19_a_sampled_stop_token_is_trained_and_an_appended_one_is_not(make_trainer: Make) -> None:
+    """From the episode to the gradient: a turn that was stopped, one that was cut and closed by the framework, a last one
+    that was cut. One sgd step moves the weights by what exactly the sampled ids weigh.
+    """
+    rows = [episode(f"r{i}", [60 + i, 61, STOP], [70, 71 + i], [80, 81 + i], reward=float(i)) for i in range(2)]
+    for i, row in enumerate(rows):
+        assert row.token_ids[row.loss_mask].tolist() == [60 + i, 61, STOP, 70, 71 + i, 80, 81 + i]
+        appended = int(np.flatnonzero(row.token_ids == STOP)[1])
+        assert row.token_ids[appended - 1] == 71 + i and not row.loss_mask[appended] and row.truncated
+    trainer, model = make_trainer("untied"), make_trainer("untied").policy.model
+    before = weights(trainer)
+    report = trainer.train(rows, 0)
+    loss = torch.zeros(())
+    for row, advantages in zip(rows, report.advantages, strict=True):
+        assert ((advantages != 0) == row.loss_mask).all()
+        ids = torch.from_numpy(row.token_ids).long()
+        logp = model(input_ids=ids[None]).logits[0].log_softmax(-1)
+        for place in np.flatnonzero(row.loss_mask):
+            loss = loss - float(advantages[place]) * logp[place - 1, ids[place]] / 14
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(before[name] - weights(trainer)[name], 0.1 * parameter.grad, atol=1e-6, rtol=1e-3)
+
+
+def episode(rollout: str, *turns: list[int], reward: float) -> Row:
+    """The row of turns with a question before each. What was sampled without STOP at its end is closed with one, but for
+    the last turn, after which nothing follows.
+    """
+    trajectory, said = Trajectory(Task("t"), rollout, "g"), None
+    for ids in turns:
+        closed = said is None or said.token_ids[-1] == STOP
+        said = trajectory.add(said, "user", [*([] if closed else [STOP]), 10, 11])
+        stopped = "stop" if ids[-1] == STOP else "length"
+        said = trajectory.add_sampled(
+            said, Generation(tuple(ids), (-5.5,) * len(ids), (Span(0, 0, len(ids)),), stopped)
+        )
+    said.reward, trajectory.truncated = reward, True
+    (row,) = trajectory.rows()
+    return row
 
 
 def test_convention_20_preference_losses() -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from agentrl.trainers import PRESETS, algorithm, find_preset, register_advantage
+from agentrl.trainers.advantages import find_estimator
 
 from agentrl import trainers
 
@@ -25,7 +26,7 @@ TABLE = {
 
 def test_the_table() -> None:
     assert {p.name: (p.advantage, p.level, p.clip, p.trust, p.aggregation) for p in PRESETS} == TABLE
-    assert [p.name for p in PRESETS if p.critic] == ["ppo"]
+    assert [p.name for p in PRESETS if find_estimator(p.name).critic] == ["ppo"]
     assert [p.name for p in PRESETS if p.filter_groups and p.overlong_penalty] == ["dapo"]
 
 
@@ -52,7 +53,8 @@ def test_unknown_preset_is_refused_with_the_nearest() -> None:
 def test_a_registered_estimator_is_an_algorithm_with_the_default_axes() -> None:
     register_advantage("zero_everywhere", critic=True)(lambda d: 0 * d.penalty)
     got = algorithm("zero_everywhere")
-    assert (got.advantage, got.level, got.clip, got.critic) == ("zero_everywhere", "token", (0.2, 0.2), True)
+    assert (got.advantage, got.level, got.clip) == ("zero_everywhere", "token", (0.2, 0.2))
+    assert find_estimator("zero_everywhere").critic
     assert algorithm("grpo") is find_preset("grpo")
     with pytest.raises(ValueError, match="no algorithm or advantage named"):
         algorithm("nothing_like_it")
