@@ -48,6 +48,7 @@ class About:
     stage: int
     lora: dict[str, Any]
     head: str = TEXT
+    optimizer: str = "adamw"
     config: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -82,7 +83,7 @@ def save_state(backend: Backend, counters: Counters, about: About, folder: Path)
 
 def load_state(backend: Backend, about: About, folder: Path) -> Counters:
     """Restore what `save_state` wrote. Raises DataError: nothing there, or written by another number of ranks (unless the
-    checkpoint is a universal one), by another ZeRO stage, or with other adapters.
+    checkpoint is a universal one), by another ZeRO stage or optimizer, or with other adapters.
     """
     ranks, universal = dist.get_world_size(), (folder / TAG / UNIVERSAL).is_file()
     if not universal and (not _rank_file(folder).is_file() or _rank_file(folder, ranks).is_file()):
@@ -93,6 +94,8 @@ def load_state(backend: Backend, about: About, folder: Path) -> Counters:
     stored = About.read(folder)
     if stored.stage != about.stage:
         raise DataError(f"{folder} was written at --parallel.zero-stage {stored.stage}, not {about.stage}")
+    if stored.optimizer != about.optimizer:
+        raise DataError(f"{folder} was written with --optim.name {stored.optimizer}, not {about.optimizer}")
     if stored.lora != about.lora:
         raise DataError(f"{folder} was written with other --lora options: {stored.lora}, not {about.lora}")
     with backend.loading(universal and stored.stage > 0):

@@ -83,6 +83,7 @@ class Core:
             stage=self.backend.stage,
             lora=config.lora.model_dump(),
             head=head,
+            optimizer=config.optim.name,
         )
         self._average = _average(config, self.backend)
 

@@ -67,7 +67,7 @@ class RunFolder:
         return self.path / "rollouts" / f"step_{step:06d}.jsonl"
 
     def bad_rows(self, step: int) -> Path:
-        """Rows of updates that were skipped for a number that is not finite."""
+        """Rows that were left out, or cost an update, for a number that is not finite."""
         return self.path / "bad_rows" / f"step_{step:06d}.jsonl"
 
     def add_metrics(self, record: dict[str, Any]) -> None:

@@ -42,7 +42,9 @@ def test_a_resumed_trainer_goes_on_as_if_nothing_happened(
     assert distance(weights(straight), weights(resumed)) == 0.0
 
 
-@pytest.mark.parametrize(("optimizer", "stage"), [("adamw", 0), ("adamw", 2), ("adamw", 3), ("muon", 0)])
+@pytest.mark.parametrize(
+    ("optimizer", "stage"), [("adamw", 0), ("adamw", 2), pytest.param("adamw", 3, marks=pytest.mark.slow), ("muon", 0)]
+)
 def test_a_resumed_trainer_has_the_options_it_is_given(
     make_trainer: Make, tmp_path: Path, optimizer: str, stage: int
 ) -> None:
@@ -61,6 +63,8 @@ def test_a_resumed_trainer_has_the_options_it_is_given(
         assert {group["betas"] for group in groups if "betas" in group} == {(0.5, 0.6)}
         assert {group["eps"] for group in groups if group.get("betas")} == {1e-3}
     assert resumed.train(make_rows(), 1).updated
+    with pytest.raises(DataError, match=f"written with --optim.name {optimizer}, not sgd"):
+        make_trainer(optim={"name": "sgd"}, parallel=parallel).load(tmp_path)
 
 
 def test_a_folder_without_state_is_an_error(make_trainer: Make, tmp_path: Path) -> None:
