@@ -32,7 +32,7 @@ from .reference import open_reference, open_teacher
 from .scorer import TokenScorer
 from .scoring import Scores
 from .slots import rollout_ids, spread, trained_mask
-from .withheld import unfit_rows, withhold
+from .withheld import not_sampled, too_large, withhold
 
 
 @dataclass(frozen=True)
@@ -101,31 +101,39 @@ class PolicyTrainer:
     def train(self, rows: Sequence[Row], step: int) -> TrainReport:
         """One batch: scores of all models, advantages over all of it, then its planned updates.
 
-        Rows of one rollout stand together, in order. A rollout with a number that is not finite is treated as one without
-        verdict. Raises ConfigError when a row is longer than a micro-batch, and DivergenceError after too many steps that
-        lost an update to such numbers.
+        Rows of one rollout stand together, in order. A rollout whose reward float32 cannot hold has no verdict. With a
+        log-prob or a value that is not finite at a trained token the step makes no update. Raises ConfigError when a row is
+        longer than a micro-batch, and DivergenceError after too many steps that lost an update to such numbers.
         """
-        objective, given = self._tools.objective, rows
-        rows = self._withhold(rows, unfit_rows(rows), step)
+        objective, ids = self._tools.objective, rollout_ids(rows)
+        large, sick = too_large(rows), not_sampled(rows)
+        rows = self._skipped(self._without_verdict(rows, large, step), sick, step)
         scores = self._judges.score(rows, ranks=self._core.ranks, budget=self._config.train.micro_batch_tokens)
-        rows = self._withhold(rows, scores.suspects(), step)
+        suspects = scores.suspects()
+        rows = self._skipped(rows, suspects, step)
         found = objective.advantages(rows, scores, self._kl.coef)
         decided = objective.decide(rows, found, scores, self.version)
         report = TrainReport(False, self._batch_metrics(rows, found, scores), spread(found.advantages, rows))
-        report.metrics["rollouts/not_finite"] = float(len(_judged(given) - _judged(rows)))
+        report.metrics["rollouts/not_finite"] = float(len({ids[i] for i in (*large, *sick, *suspects)}))
         self._update(_Batch(rows, step, decided), report)
         report.metrics |= self._state_metrics()
         self._steer_kl(rows, report.metrics)
         return report
 
-    def _withhold(self, rows: Sequence[Row], unfit: Sequence[int], step: int) -> Sequence[Row]:
-        """The rows without the verdicts of unfit ones, which are saved. When none is left the step is a bad one."""
-        left = withhold(rows, unfit)
+    def _without_verdict(self, rows: Sequence[Row], unfit: Sequence[int], step: int) -> Sequence[Row]:
+        """The rows without the verdicts of unfit ones, which are saved."""
         if unfit:
-            what, at_fault = f"step {step}", [rows[i] for i in unfit]
-            fault = "a reward, a log-prob or a value is not finite; the rollout is left out"
-            (self._core.report if _judged(left) else self._core.bad)(what, fault, step, at_fault)
-        return left
+            self._core.report(
+                f"step {step}", "a reward is too large; its rollout is left out", step, [rows[i] for i in unfit]
+            )
+        return withhold(rows, unfit)
+
+    def _skipped(self, rows: Sequence[Row], sick: Sequence[int], step: int) -> Sequence[Row]:
+        """The rows; none with a verdict where some are sick, which are saved: the step is a bad one."""
+        if not sick:
+            return rows
+        self._core.bad(f"step {step}", "a log-prob or a value is not finite", step, [rows[i] for i in sick])
+        return withhold(rows, range(len(rows)))
 
     def _plan(self, rows: Sequence[Row], decided: Decided) -> list[Update]:
         return plan_updates(
@@ -255,9 +263,3 @@ class PolicyTrainer:
         if self._critic is not None:
             self._critic.close()
         self._core.close()
-
-
-def _judged(rows: Sequence[Row]) -> set[str]:
-    """The rollouts with a verdict."""
-    ids = rollout_ids(rows)
-    return {ids[i] for i, row in enumerate(rows) if row.total_reward is not None}

@@ -1,6 +1,4 @@
-"""Rollouts that hold a number which cannot be trained on: they are treated as having no verdict, and the rest of the batch
-stays. One such number would go through baselines and whitening into every advantage.
-"""
+"""Rollouts that hold a number which cannot be trained on. Through baselines and whitening one would be in every advantage."""
 
 from __future__ import annotations
 
@@ -16,30 +14,28 @@ _AT_ONCE = 512
 """Rows looked at together, few enough to stay in the processor's cache."""
 
 
-def unfit_rows(rows: Sequence[Row]) -> list[int]:
-    """Rows with a verdict, and a reward that float32 cannot hold or, at a trained token, an engine's log-prob that is not
-    finite.
-    """
-    unfit: list[int] = []
+def too_large(rows: Sequence[Row]) -> list[int]:
+    """Rows whose verdict is a reward that float32 cannot hold."""
+    return [i for i, row in enumerate(rows) if row.total_reward is not None and not _holds(row)]
+
+
+def _holds(row: Row) -> bool:
+    return abs(row.total_reward or 0.0) <= LARGEST_REWARD and bool((np.abs(row.rewards) <= LARGEST_REWARD).all())
+
+
+def not_sampled(rows: Sequence[Row]) -> list[int]:
+    """Rows with a verdict and, at a trained token, an engine's log-prob that is not finite."""
+    found: list[int] = []
     for start in range(0, len(rows), _AT_ONCE):
         some = rows[start : start + _AT_ONCE]
-        if not _all_clean(some):
-            unfit += [i for i, row in enumerate(some, start) if not _fit(row)]
-    return unfit
+        # That nothing at all is out of range spares a look at each row.
+        if not np.isfinite(np.concatenate([row.logprobs for row in some])).all():
+            found += [i for i, row in enumerate(some, start) if row.total_reward is not None and not _sampled(row)]
+    return found
 
 
-def _all_clean(rows: Sequence[Row]) -> bool:
-    """Whether nothing at all is out of range in these rows, as nearly always: it spares a look at each."""
-    verdicts = np.array([row.total_reward or 0.0 for row in rows])
-    numbers = np.concatenate([part for row in rows for part in (row.rewards, row.logprobs)])
-    return bool((np.abs(verdicts) <= LARGEST_REWARD).all() and np.isfinite(numbers).all())
-
-
-def _fit(row: Row) -> bool:
-    if row.total_reward is None:
-        return True
-    numbers = np.concatenate([part[row.loss_mask] for part in (row.rewards, row.logprobs)])
-    return abs(row.total_reward) <= LARGEST_REWARD and bool(np.isfinite(numbers).all())
+def _sampled(row: Row) -> bool:
+    return bool(np.isfinite(row.logprobs[row.loss_mask]).all())
 
 
 def withhold(rows: Sequence[Row], unfit: Collection[int]) -> Sequence[Row]:

@@ -67,47 +67,51 @@ def test_nan_that_is_not_trained_costs_nothing(make_trainer: Make) -> None:
     assert trainer.train(rows, 0).updated
 
 
-@pytest.mark.parametrize(("field", "value"), [("logprobs", np.nan), ("logprobs", -np.inf), ("reward", 1e39)])
-def test_a_rollout_that_cannot_be_trained_is_one_without_verdict(
-    make_trainer: Make, tmp_path: Path, field: str, value: float
-) -> None:
-    """An engine's log-prob at a trained token, or a reward that float32 cannot hold: the others train as without it."""
-    algo = {"name": "rloo", "old_logp": "rollout" if value is np.nan else "current"}
-    trainer, other = make_trainer(algo=algo), make_trainer(algo=algo)
+def test_a_reward_that_float32_cannot_hold_is_no_verdict(make_trainer: Make, tmp_path: Path) -> None:
+    """The others train as without it."""
+    trainer, other = make_trainer(algo={"name": "rloo"}), make_trainer(algo={"name": "rloo"})
     rows = make_rows(2)
-    hurt = [row for row in rows if row.rollout_id == "r3"]
-    if field == "reward":
-        for row in hurt:
-            row.total_reward = value
-    else:
-        hurt[0].logprobs[np.flatnonzero(hurt[0].loss_mask)[-1]] = value
+    for row in rows:
+        if row.rollout_id == "r3":
+            row.total_reward = 1e39
     report = trainer.train(rows, 1)
     left = other.train([row for row in rows if row.rollout_id != "r3"], 1)
     assert report.updated and distance(weights(trainer), weights(other)) < 1e-6
-    assert all(np.isfinite(number) for number in report.metrics.values())
     assert report.metrics["mismatch/kl"] == pytest.approx(left.metrics["mismatch/kl"], abs=1e-6)
-    counts = (
-        report.metrics["rollouts/not_finite"],
-        report.metrics["rollouts/unused"],
-        report.metrics["policy/bad_steps"],
-    )
-    assert counts == (1.0, 1.0 + left.metrics["rollouts/unused"], 0.0)
+    names = ("rollouts/not_finite", "rollouts/unused", "policy/bad_steps")
+    assert [report.metrics[name] for name in names] == [1.0, 1.0 + left.metrics["rollouts/unused"], 0.0]
+    assert {record["rollout_id"] for record in saved(tmp_path, 1)} == {"r3"}
+
+
+@pytest.mark.parametrize(("old_logp", "value"), [("rollout", np.nan), ("current", -np.inf)])
+def test_a_log_prob_of_the_engine_that_is_not_finite_costs_the_step(
+    make_trainer: Make, tmp_path: Path, old_logp: str, value: float
+) -> None:
+    trainer = make_trainer(algo={"name": "rloo", "old_logp": old_logp})
+    before, rows = weights(trainer), make_rows(2)
+    hurt = next(row for row in rows if row.rollout_id == "r3")
+    hurt.logprobs[np.flatnonzero(hurt.loss_mask)[-1]] = value
+    report = trainer.train(rows, 1)
+    assert not report.updated and report.metrics["policy/bad_steps"] == 1.0
+    assert distance(before, weights(trainer)) == 0.0
+    assert all(np.isfinite(number) for number in report.metrics.values())
     assert {record["rollout_id"] for record in saved(tmp_path, 1)} == {"r3"}
 
 
 @pytest.mark.parametrize("algorithm", ["reinforce_pp", "ppo"])
-def test_one_nan_of_the_reference_costs_its_rollout_not_the_run(make_trainer: Make, algorithm: str) -> None:
-    """Whitened it would be in every advantage, and each of the updates would be skipped and counted."""
-    sections = {"algo": {"name": algorithm, "kl": {"coef": 0.1}}, "train": {"updates_per_batch": 4}}
-    trainer, other = make_trainer(**sections), make_trainer(**sections)
+def test_a_nan_of_the_reference_costs_one_step_however_many_updates_it_has(make_trainer: Make, algorithm: str) -> None:
+    sections = {"algo": {"name": algorithm, "kl": {"coef": 0.1}}, "train": {"updates_per_batch": 4, "max_bad_steps": 1}}
+    trainer = make_trainer(**sections)
     ask = trainer._judges.reference.log_probs
     trainer._judges.reference.log_probs = lambda rows: [
         found * (torch.nan if row.rollout_id == "r3" else 1.0) for row, found in zip(rows, ask(rows), strict=True)
     ]
+    before = weights(trainer)
     report = trainer.train(make_rows(), 0)
-    other.train([row for row in make_rows() if row.rollout_id != "r3"], 0)
-    assert report.updated and report.metrics["policy/bad_steps"] == 0.0 and report.metrics["rollouts/not_finite"] == 1.0
-    assert distance(weights(trainer), weights(other)) < 1e-5
+    assert not report.updated and report.metrics["policy/bad_steps"] == 1.0
+    assert distance(before, weights(trainer)) == 0.0
+    with pytest.raises(DivergenceError, match=r"--train\.max-bad-steps allows 1"):
+        trainer.train(make_rows(), 1)
 
 
 def test_a_step_is_bad_once_however_many_updates_it_loses(make_trainer: Make) -> None:
