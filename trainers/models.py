@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +17,11 @@ from ..torchvision_ops import ensure_torchvision_imports
 from .lora import adapters_off, add_adapters, drop_inputs
 from .segments import register_segments
 
+logger = logging.getLogger(__name__)
 TEXT, SCORE = "text", "score"
 """What a model has on top: logits over its vocabulary, or one number a sequence, by the layer of that name."""
+_REACHES = ("sliding_window", "attention_chunk_size")
+_SHORT = 8
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,10 @@ def load_policy(
     model.to(device).eval()
     if gradient_checkpointing:
         _recompute_activations(model)
+    if model.base_model is model:
+        raise ConfigError(
+            f"{path}: models of type {model.config.model_type} have no part that gives hidden states alone."
+        )
     return _examined(model, vision)
 
 
@@ -128,13 +136,24 @@ def _vision_parts(model: Any) -> list[str]:
 
 
 def _recompute_activations(model: Any) -> None:
-    """Layers look at their own `training` to decide; what is inside them stays in eval mode."""
+    """Layers look at their own `training` to decide, and some of them also to drop: it is on around them, and off inside."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules():
         if isinstance(module, GradientCheckpointingLayer):
             module.training = True
+            module.register_forward_pre_hook(_enter_layer)
+            module.register_forward_hook(_leave_layer, always_call=True)
+
+
+def _enter_layer(layer: Any, _inputs: Any) -> None:
+    layer.training = False
+
+
+def _leave_layer(layer: Any, _inputs: Any, _output: Any) -> None:
+    """Called also when the backward pass breaks the second forward off, once it has what it needs."""
+    layer.training = True
 
 
 def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False, head: str = TEXT) -> Any:
@@ -200,35 +219,64 @@ def _use_attention(model: Any, name: str) -> None:
 @torch.no_grad()
 def _try_packing(model: Any, mrope: bool) -> bool:
     """Switch to segment attention, and see whether it keeps packed sequences apart in this model."""
-    first, second = _probe(model, 5), _probe(model, 9)
-    alone = trunk_states(model, second, text_positions((9,), mrope), (9,))
+    first, second = lengths = 5, 2 * _SHORT + 4
+    with _short_sighted(model):
+        alone = trunk_states(model, _probe(model, second), text_positions((second,), mrope), (second,))
+        try:
+            _use_attention(model, register_segments())
+            ids = torch.cat([_probe(model, first), _probe(model, second)])
+            packed = trunk_states(model, ids, text_positions(lengths, mrope), lengths)
+            why = "" if agree(packed[first:], alone) else "their states come out differently"
+        except NotImplementedError as error:
+            why = str(error)
+    if why:
+        kind = model.config.model_type
+        logger.warning("%s: sequences cannot share a pack (%s); each is computed by itself", kind, why)
+    return not why
+
+
+@contextmanager
+def _short_sighted(model: Any) -> Iterator[None]:
+    """Inside, attention that reaches back over a sliding window or within a chunk has one of `_SHORT` tokens, so that a
+    short sequence shows what it does to a long one.
+    """
+    owners = [model.config.get_text_config(), *model.modules()]
+    found = [(owner, name, vars(owner).get(name)) for owner in owners for name in _REACHES]
+    long = [(owner, name, reach) for owner, name, reach in found if isinstance(reach, int) and reach > _SHORT]
+    for owner, name, _ in long:
+        setattr(owner, name, _SHORT)
     try:
-        _use_attention(model, register_segments())
-        packed = trunk_states(model, torch.cat([first, second]), text_positions((5, 9), mrope), (5, 9))
-    except NotImplementedError:
-        return False
-    return agree(packed[5:], alone)
+        yield
+    finally:
+        for owner, name, reach in long:
+            setattr(owner, name, reach)
 
 
 def agree(states: Tensor, expected: Tensor) -> bool:
-    """Whether two ways of computing the same states do: to 1e-5 of the largest in float32, 5e-2 in bfloat16."""
+    """Whether two ways of computing the same states do: no difference above 1e-5 of the largest state in float32, 5e-2 in
+    bfloat16.
+    """
     tolerance = 1e-5 if expected.dtype == torch.float32 else 5e-2
     return float((states - expected).abs().max()) <= tolerance * float(expected.abs().max())
 
 
 @torch.no_grad()
 def _find_head(model: Any) -> Head | None:
-    """The head that gives this model's logits, of those that its configuration hints at."""
+    """The head that gives this model's logits best, of the plain one and those that its configuration hints at: in the small
+    logits of a fresh model a cap hardly shows, and a hint may be of another part.
+    """
     ids = _probe(model, 4)
     states = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state
     logits = model(input_ids=ids[None], use_cache=False).logits
     hints = model.config.get_text_config().to_dict()
-    heads = [Head()]
-    heads += [Head(cap=hints["final_logit_softcapping"])] if hints.get("final_logit_softcapping") else []
+    heads = [Head(cap=hints["final_logit_softcapping"])] if hints.get("final_logit_softcapping") else []
     heads += [Head(scale=1.0 / hints["logits_scaling"])] if hints.get("logits_scaling") else []
     heads += [Head(scale=hints["logit_scale"])] if hints.get("logit_scale") else []
+    heads += [Head()]
     matrix = model.get_output_embeddings()
-    return next((head for head in heads if torch.allclose(head(matrix(states)), logits, rtol=1e-3, atol=1e-3)), None)
+    products = matrix(states)
+    best = min(heads, key=lambda head: float((head(products) - logits).abs().max()))
+    return best if torch.allclose(best(products), logits, rtol=1e-3, atol=1e-3) else None
 
 
 def _probe(model: Any, length: int) -> Tensor:

@@ -21,7 +21,8 @@ class TokenScorer(nn.Module):
     """The policy as the trainer uses it: packs in, one log-probability (float32) for each trained token out.
 
     Logits exist only at positions that predict a trained token, a chunk of them at a time, and are computed again in
-    the backward pass when there is more than one chunk.
+    the backward pass when the packs together have more than one chunk. Of a model whose head is not known, the logits of a
+    pack come whole, and stay for the backward pass in the model's type.
     """
 
     def __init__(self, policy: Policy, temperature: float, *, entropy_grad: bool = False) -> None:
@@ -34,23 +35,21 @@ class TokenScorer(nn.Module):
     def forward(self, packs: Sequence[Pack]) -> tuple[Tensor, Tensor]:
         """(logp float32[N], entropy float32[N]) over the trained tokens of the packs, in their order."""
         self._policy.drop_inputs(torch.is_grad_enabled())
-        scored = [part for pack in packs for part in self._score(pack)]
+        size = max(1, CHUNK_LOGITS // self.policy_model.config.get_text_config().vocab_size)
+        again = torch.is_grad_enabled() and sum(len(pack.labels) for pack in packs) > size
+        scored = [part for pack in packs for part in self._score(pack, size, again)]
         return torch.cat([logp for logp, _ in scored]), torch.cat([entropy for _, entropy in scored])
 
-    def _score(self, pack: Pack) -> Iterator[tuple[Tensor, Tensor]]:
+    def _score(self, pack: Pack, size: int, again: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Chunks of at most `size` tokens; `again` = the backward pass computes their logits once more."""
         model, head = self.policy_model, self._policy.head
-        size = max(1, CHUNK_LOGITS // model.config.get_text_config().vocab_size)
         measure = self._measure if head is None else self._head
         if head is None:
             parts = self._whole_logits(pack)
         else:
             parts = trunk_states(model, pack.ids, pack.positions, pack.segments, **pack.pixels)[pack.predict]
-        chunks = list(zip(parts.split(size), pack.labels.split(size), strict=True))
-        for chunk, labels in chunks:
-            if len(chunks) == 1 or not torch.is_grad_enabled():
-                yield measure(chunk, labels)
-            else:
-                yield checkpoint(measure, chunk, labels, use_reentrant=False)
+        for chunk, labels in zip(parts.split(size), pack.labels.split(size), strict=True):
+            yield checkpoint(measure, chunk, labels, use_reentrant=False) if again else measure(chunk, labels)
 
     def _head(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         assert self._policy.head is not None

@@ -1,7 +1,8 @@
 """Attention over sequences packed into one row: each token sees its own sequence up to itself, and nothing else.
 
 The borders travel through the model's keyword arguments to every layer as `segments`, the lengths of the sequences. No
-[T, T] mask is ever built, so the cost is the sum of the squared lengths.
+[T, T] mask is ever built, so the cost is the sum of the squared lengths, and with a sliding window of W tokens that of the
+lengths times 2 W.
 """
 
 from __future__ import annotations
@@ -52,21 +53,34 @@ def segment_attention(
 
 
 def _causal(q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float, window: int | None) -> Tensor:
-    banded = window is not None and q.shape[2] > window
+    """One sequence; longer than its window, in blocks of as many queries, with the keys that these can see."""
+    length = q.shape[2]
+    if window is None or length <= window:
+        return _attend(q, k, v, scale, dropout, None)
+    blocks = []
+    for start in range(0, length, window):
+        stop, first = min(start + window, length), max(0, start - window + 1)
+        band = _band(range(start, stop), range(first, stop), window, q.device)
+        seen = slice(first, stop)
+        blocks.append(_attend(q[:, :, start:stop], k[:, :, seen], v[:, :, seen], scale, dropout, band))
+    return torch.cat(blocks, dim=2)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, dropout: float, band: Tensor | None) -> Tensor:
     return functional.scaled_dot_product_attention(
         q,
         k,
         v,
-        attn_mask=_band(q.shape[2], window, q.device) if banded and window is not None else None,
+        attn_mask=band,
         dropout_p=dropout,
-        is_causal=not banded,
+        is_causal=band is None,
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
     )
 
 
-def _band(length: int, window: int, device: torch.device) -> Tensor:
-    """bool[T, T]: the `window` tokens up to and with oneself."""
-    place = torch.arange(length, device=device)
-    distance = place[:, None] - place[None, :]
+def _band(queries: range, keys: range, window: int, device: torch.device) -> Tensor:
+    """bool[queries, keys]: the `window` tokens up to and with oneself."""
+    own = torch.arange(queries.start, queries.stop, device=device)
+    distance = own[:, None] - torch.arange(keys.start, keys.stop, device=device)
     return (distance >= 0) & (distance < window)

@@ -70,11 +70,13 @@ def test_a_row_without_verdict_changes_nothing(make_trainer: Make) -> None:
 
 def test_recomputed_activations_change_nothing(make_trainer: Make) -> None:
     plain, recomputing = (make_trainer(train={"gradient_checkpointing": on}) for on in (False, True))
-    layers = recomputing.policy.trunk.layers
-    assert layers[0].training and not layers[0].self_attn.training and not plain.policy.trunk.layers[0].training
+    runs: list[Any] = []
+    for trainer in (plain, recomputing):
+        trainer.policy.trunk.layers[0].mlp.register_forward_pre_hook(lambda layer, *_: runs.append(layer))
     _, expected = trained(plain, [make_rows()])
     _, result = trained(recomputing, [make_rows()])
     assert distance(expected, result) < 1e-7
+    assert len(runs) == 3
 
 
 def test_the_first_gradient_is_the_score_function(make_trainer: Make) -> None:

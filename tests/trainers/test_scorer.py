@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from agentrl.trainers import scorer as scorer_module
-from agentrl.trainers.models import Head, Policy, load_policy
+from agentrl.trainers.models import Head, Policy, load_policy, unpacked
 from agentrl.trainers.packing import pack, split_packs
 from agentrl.trainers.pixels import PixelCache, load_pictures
 from agentrl.trainers.scorer import TokenScorer
 from PIL import Image as PILImage
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agentrl import DataError, Image, Row
+from agentrl import ConfigError, DataError, Image, Row
 from agentrl.image_store import ImageStore
 
 from .rollouts import make_row
@@ -87,6 +87,29 @@ def test_no_tensor_is_ever_as_large_as_all_logits(models: Path, monkeypatch: pyt
         (logp.sum() + entropy.sum()).backward()
     assert len(logp) == 297
     assert largest.numel < 297 * 320 / 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_without_packs_too_the_logits_of_many_rows_are_not_kept_for_the_backward_pass(
+    models: Path, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    """Rows that fill less than a chunk each, more than one together; of an unknown head the model's own logits are kept."""
+    monkeypatch.setattr(scorer_module, "CHUNK_LOGITS", 64 * 320)
+    policy = unpacked(load_policy(str(models / "untied")))
+    policy = policy if known else replace(policy, head=None)
+    packs = split_packs([make_row(seed, 60, trained=59) for seed in range(4)], policy, None)
+    kept: dict[int, int] = {}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape[-2:] == (59, 320):
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes() // 4
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        logp, _ = TokenScorer(policy, 1.0)(packs)
+    assert len(packs) == 4 and len(logp) == 236
+    assert sum(kept.values()) == (0 if known else 236 * 320)
 
 
 def picture(seed: int, width: int, height: int) -> Image:
@@ -170,17 +193,18 @@ SMALL = {"vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_hid
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
 
 
-def other_model(folder: Path, name: str, **options: Any) -> Policy:
+def other_model(folder: Path, name: str, sharpness: float = 3.0, recompute: bool = False, **options: Any) -> Policy:
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**SMALL, **HEADS, **options)
+    kind = {"Llama4": "Llama4Text"}.get(name, name)
+    config = getattr(transformers, f"{kind}Config")(**SMALL, **HEADS, **options)
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(3.0 if parameter.ndim > 1 else 1.0)
+            parameter.mul_(sharpness if parameter.ndim > 1 else 1.0)
     model.save_pretrained(folder)
-    return load_policy(str(folder))
+    return load_policy(str(folder), gradient_checkpointing=recompute)
 
 
 @pytest.mark.parametrize(
@@ -201,3 +225,28 @@ def test_other_families(tmp_path: Path, name: str, options: dict[str, Any], pack
     unknown = replace(policy, head=None)
     assert torch.allclose(logp, TokenScorer(unknown, 0.9)(split_packs(rows, unknown, None))[0], atol=1e-5)
     assert torch.allclose(logp, torch.cat([reference(policy, row, 0.9) for row in rows]), atol=1e-5)
+
+
+def test_what_is_found_out_about_models_that_are_not_as_they_seem(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Layers that drop what they like when they are in training, a window that the layers keep to themselves and that no
+    short sequence would show, a cap that small logits do not show, a model that is its own trunk.
+    """
+    rows = [make_row(seed, length) for seed, length in enumerate([20, 33, 7])]
+    for name, options, packs in (
+        ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.3, "recompute": True}, True),
+        ("Phimoe", {"sliding_window": 25, "num_local_experts": 2}, False),
+        ("Mistral", {"sliding_window": 25, "recompute": True}, True),
+    ):
+        caplog.clear()
+        policy = other_model(tmp_path / name, name, **options)
+        logp, _ = TokenScorer(policy, 0.9)(split_packs(rows, policy, None))
+        logp.sum().backward()
+        assert policy.packs == packs == ("cannot share a pack" not in caplog.text)
+        with torch.no_grad():
+            assert torch.allclose(logp, torch.cat([reference(policy, row, 0.9) for row in rows]), atol=1e-5)
+    fresh = other_model(tmp_path / "Gemma2", "Gemma2", sharpness=1.0)
+    assert fresh.head == Head(cap=30.0) and "soft caps" in caplog.text
+    with pytest.raises(ConfigError, match="llama4_text have no part that gives hidden states"):
+        other_model(tmp_path / "Llama4", "Llama4")
