@@ -14,6 +14,7 @@ from .aggregation import Ids
 from .decisions import Decisions
 from .estimators import Estimator, find_estimator
 from .groups import Groups
+from .masking import check_shapes
 from .timeline import Timeline, dense_index
 from .whitening import whiten as whiten_batch
 
@@ -62,8 +63,8 @@ def compute_advantages(
     """
     estimator = find_estimator(name)
     _check(estimator, values, token_rewards, kl, kl_coef)
-    _check_shapes(mask.shape, {"values": values, "token_rewards": token_rewards, "kl": kl})
-    _check_shapes(mask.shape[:1], {"rewards": rewards, "bootstrap": bootstrap})
+    check_shapes(mask.shape, {"values": values, "token_rewards": token_rewards, "kl": kl})
+    check_shapes(mask.shape[:1], {"rewards": rewards, "bootstrap": bootstrap})
     timeline = Timeline(mask.bool(), rollout_ids)
     verdict = _verdicts(rewards, timeline)
     valid, groups = _members(estimator, ~verdict.isnan() & (timeline.lengths > 0), group_ids, timeline)
@@ -132,9 +133,3 @@ def _check(
         raise ValueError(f"{estimator.name} compares outcomes: it takes rewards, not token_rewards")
     if kl_coef and kl is None:
         raise ValueError("kl_coef without kl")
-
-
-def _check_shapes(shape: torch.Size, given: dict[str, Tensor | None]) -> None:
-    for name, tensor in given.items():
-        if tensor is not None and tensor.shape != shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}; for this mask it must be {list(shape)}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..registry import suggest
-from .masking import select
+from .masking import check_shapes, select
 from .timeline import dense_index
 
 Ids: TypeAlias = Iterable[object] | Tensor
@@ -34,8 +34,9 @@ def aggregate(
     of each rollout, summed / number of rollouts with one (GRPO, Shao 2024). constant: sum / denominator (Dr. GRPO,
     Liu 2025). `denominator` is the final divisor in each mode: the count over the whole optimizer update, which the
     micro-batches share, so that their losses add up to the update's. rollout_ids[B]: None = each row is a rollout.
-    Raises ValueError: unknown mode, constant without denominator, a denominator that is not positive.
+    Raises ValueError: unknown mode, constant without denominator, a denominator that is not positive, other shapes.
     """
+    check_shapes(mask.shape, {"per_token": per_token})
     weights = token_weights(mask, mode, denominator=denominator, rollout_ids=rollout_ids)
     return (weights * select(per_token, mask.bool())).sum()
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..registry import suggest
-from .masking import row_mean, select
+from .masking import check_shapes, row_mean, select
 
 DEFAULT_RANGE = {"tis": (0.0, 2.0), "icepop": (0.5, 5.0), "seq_mask_tis": (0.5, 5.0), "decoupled": (0.0, 5.0)}
 LEVELS = ("token", "sequence")
@@ -31,7 +31,8 @@ def correction_weights(
     default (.5, 5) (IcePop). seq_mask_tis: min(w, high), 0 in rows whose geometric mean of w is outside, default
     (.5, 5). decoupled: w, 0 above high, default 5; low is not read (decoupled PPO, AReaL 2025).
 
-    A weight of 0 takes the token out of the numerator only. Raises ValueError: unknown kind or level, low > high.
+    A weight of 0 takes the token out of the numerator only. Raises ValueError: unknown kind or level, low > high,
+    other shapes.
     """
     if kind not in DEFAULT_RANGE:
         raise ValueError(f"correction {kind!r} is none of {', '.join(DEFAULT_RANGE)}.{suggest(kind, DEFAULT_RANGE)}")
@@ -40,6 +41,7 @@ def correction_weights(
     low, high = DEFAULT_RANGE[kind] if limits is None else limits
     if not 0 <= low <= high:
         raise ValueError(f"correction range ({low}, {high}) is not 0 <= low <= high")
+    check_shapes(old_logp.shape, {"rollout_logp": rollout_logp, "mask": mask})
     mask = mask.bool()
     log_weight = select(old_logp, mask) - select(rollout_logp, mask)
     row = _exp(row_mean(log_weight, mask)).expand_as(log_weight)

@@ -9,9 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .masking import check_shapes
+
 
 def token_logprobs(logits: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / T) of the given tokens: logits[..., V], token_ids int[...] -> float32[...]."""
+    """log softmax(logits / T) of the given tokens: logits[..., V], token_ids int[...] -> float32[...]. Raises ValueError on
+    other shapes, and for a temperature that is not above 0.
+    """
+    check_shapes(logits.shape[:-1], {"token_ids": token_ids})
     scaled = _scaled(logits, temperature)
     return scaled.gather(-1, token_ids[..., None].long()).squeeze(-1) - scaled.logsumexp(-1)
 

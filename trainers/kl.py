@@ -6,7 +6,7 @@ from torch import Tensor
 
 from .aggregation import Ids, aggregate
 from .losses import Loss
-from .masking import select
+from .masking import check_shapes, select
 from .metrics import measure
 
 
@@ -15,8 +15,9 @@ def kl_estimate(logp: Tensor, ref_logp: Tensor, kind: str = "k1") -> Tensor:
 
     d = logp - ref, clamped to ±20. k1 = d (unbiased, may be negative); k2 = d^2 / 2 (biased; its gradient is that of
     the reverse KL); k3 = exp(-d) - 1 + d (unbiased, never negative; its gradient is not that of the reverse KL).
-    Source: Schulman, "Approximating KL divergence" (2020). Raises ValueError: unknown kind.
+    Source: Schulman, "Approximating KL divergence" (2020). Raises ValueError: unknown kind, other shapes.
     """
+    check_shapes(logp.shape, {"ref_logp": ref_logp})
     d = (logp.float() - ref_logp.float()).clamp(-20.0, 20.0)
     if kind == "k1":
         return d
@@ -42,6 +43,7 @@ def kl_loss(
     [B, T] each; weights multiply the terms (None = 1). k1 has gradient 0 on average and k3 that of another divergence, so neither is offered. Metric, over
     trained tokens: kl_ref (k3).
     """
+    check_shapes(logp.shape, {"ref_logp": ref_logp, "mask": mask, "weights": weights})
     mask = mask.bool()
     logp, ref_logp = select(logp, mask), select(ref_logp.detach(), mask)
     per_token = kl_estimate(logp, ref_logp, "k2")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .aggregation import Ids, aggregate
 from .corrections import correction_weights
-from .masking import select
+from .masking import check_shapes, select
 from .metrics import Mean, measure
 from .trust import PolicyTerms, check_trust, find_trust, policy_ratio
 
@@ -46,9 +46,12 @@ def policy_loss(
     `aggregate` for the rest.
 
     Metrics, over trained tokens: clip_fraction (the clip decides), kl_old (k3 of KL(old || new)), ratio, and with a
-    correction correction_mean and correction_zeroed (share with weight 0). Raises ValueError on choices out of range.
+    correction correction_mean and correction_zeroed (share with weight 0). Raises ValueError on choices out of range and on other
+    shapes.
     """
     check_trust(level, trust, clip, dual_clip)
+    others = {"old_logp": old_logp, "advantages": advantages, "mask": mask, "rollout_logp": rollout_logp}
+    check_shapes(logp.shape, others)
     mask = mask.bool()
     logp, old_logp = select(logp, mask), select(old_logp.detach(), mask)
     advantages = select(advantages.detach(), mask)
@@ -80,9 +83,10 @@ def value_loss(
     """0.5 * mean over trained tokens of max((V - G)^2, (V_clipped - G)^2), V_clipped within clip of the old value.
 
     [B, T] each; without clip the second term goes, and old_values may be None. denominator = trained tokens of the
-    update. Metrics, over trained tokens: value_clip_fraction, value_mean, return_mean, value_error (squared). Source:
-    PPO (Schulman 2017), as in its reference code.
+    update. Metrics, over trained tokens: value_clip_fraction, value_mean, return_mean, value_error (squared). Raises
+    ValueError on other shapes. Source: PPO (Schulman 2017), as in its reference code.
     """
+    check_shapes(values.shape, {"old_values": old_values, "returns": returns, "mask": mask})
     mask = mask.bool()
     values, returns = select(values, mask), select(returns.detach(), mask)
     error = (values - returns).square()

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import Tensor
+
+
+def check_shapes(shape: Sequence[int], given: Mapping[str, Tensor | None]) -> None:
+    """Raises ValueError, with the name, for a tensor of another shape: broadcast, it would give a number, and a wrong one."""
+    for name, tensor in given.items():
+        if tensor is not None and tensor.shape != torch.Size(shape):
+            raise ValueError(f"{name} is {list(tensor.shape)}; to go with the others it must be {list(shape)}")
 
 
 def select(x: Tensor, mask: Tensor) -> Tensor:

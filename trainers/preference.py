@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from .losses import Loss
+from .masking import check_shapes
 from .metrics import measure
 
 
@@ -27,7 +28,7 @@ def dpo_loss(
     (IPO, Azar 2023), on the sum of the log-probabilities as everywhere here; TRL's takes their mean.
 
     Metrics, over pairs: accuracy, margin, reward_chosen, reward_rejected (beta times policy minus reference). Raises
-    ValueError: unknown kind, beta not above 0, smoothing outside [0, 0.5) or with ipo.
+    ValueError: unknown kind, beta not above 0, smoothing outside [0, 0.5) or with ipo, other shapes.
     """
     if kind not in ("sigmoid", "ipo"):
         raise ValueError(f"DPO kind {kind!r} is none of sigmoid, ipo")
@@ -35,6 +36,8 @@ def dpo_loss(
         raise ValueError(f"beta {beta} must be above 0")
     if not 0 <= label_smoothing < 0.5 or (label_smoothing and kind == "ipo"):
         raise ValueError(f"label_smoothing {label_smoothing}: it is in [0, 0.5), and of kind='sigmoid' only")
+    others = {"policy_rejected": policy_rejected, "ref_chosen": ref_chosen, "ref_rejected": ref_rejected}
+    check_shapes(policy_chosen.shape, others)
     chosen = policy_chosen.float() - ref_chosen.detach().float()
     rejected = policy_rejected.float() - ref_rejected.detach().float()
     h = chosen - rejected
@@ -49,8 +52,11 @@ def dpo_loss(
 def reward_model_loss(chosen: Tensor, rejected: Tensor, *, margin: Tensor | None = None) -> Loss:
     """-logsigmoid(chosen - rejected - margin), mean over pairs [B] of scores (Bradley-Terry; margin: Llama 2 2023).
 
-    Metrics, over pairs: accuracy, margin (of the scores), score_chosen, score_rejected.
+    Metrics, over pairs: accuracy, margin (of the scores), score_chosen, score_rejected. margin [B], or one number for all
+    of them. Raises ValueError on other shapes.
     """
+    each = margin if margin is not None and margin.dim() else None
+    check_shapes(chosen.shape, {"rejected": rejected, "margin": each})
     chosen, rejected = chosen.float(), rejected.float()
     difference = chosen - rejected
     losses = -logsigmoid(difference if margin is None else difference - margin.float())

@@ -284,5 +284,5 @@ def test_shapes_that_do_not_fit_the_mask_are_refused(name: str) -> None:
     given = {"values": torch.zeros(2, 3)} | {name: torch.zeros(2, 4)}
     with pytest.raises(ValueError, match=rf"{name} is \[2, 4\]"):
         compute_advantages("gae", torch.zeros(2), torch.ones(2, 3), **given)
-    with pytest.raises(ValueError, match=r"rewards is \[3\]; for this mask it must be \[2\]"):
+    with pytest.raises(ValueError, match=r"rewards is \[3\]; to go with the others it must be \[2\]"):
         compute_advantages("reinforce", torch.zeros(3), torch.ones(2, 3))

@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from agentrl.trainers import Mean, aggregate, correction_weights, kl_estimate, kl_loss, policy_loss, value_loss
+from agentrl.trainers import (
+    Mean,
+    aggregate,
+    correction_weights,
+    dpo_loss,
+    kl_estimate,
+    kl_loss,
+    policy_loss,
+    reward_model_loss,
+    token_logprobs,
+    value_loss,
+    whiten,
+)
 from torch import Tensor
 
 from .one_token import single
@@ -316,3 +329,33 @@ def test_losses_are_float32_whatever_comes_in(dtype: torch.dtype) -> None:
     assert logp.grad is not None and logp.grad.dtype == dtype
     assert value_loss(*tensors, MASK, clip=0.2).loss.dtype == torch.float32
     assert kl_estimate(*tensors[:2]).dtype == torch.float32
+
+
+TABLE, PAIRS = torch.zeros(2, 3), torch.zeros(2)
+GIVEN: list[tuple[Callable[..., Any], dict[str, Tensor], dict[str, Any]]] = [
+    (
+        policy_loss,
+        {"logp": TABLE, "old_logp": TABLE, "advantages": TABLE, "mask": TABLE, "rollout_logp": TABLE},
+        {"correction": "tis"},
+    ),
+    (value_loss, {"values": TABLE, "old_values": TABLE, "returns": TABLE, "mask": TABLE}, {"clip": 0.2}),
+    (kl_estimate, {"logp": TABLE, "ref_logp": TABLE}, {}),
+    (kl_loss, {"logp": TABLE, "ref_logp": TABLE, "mask": TABLE}, {}),
+    (aggregate, {"per_token": TABLE, "mask": TABLE}, {}),
+    (correction_weights, {"old_logp": TABLE, "rollout_logp": TABLE, "mask": TABLE}, {"kind": "tis"}),
+    (whiten, {"x": TABLE, "mask": TABLE}, {}),
+    (token_logprobs, {"logits": TABLE, "token_ids": PAIRS}, {}),
+    (dpo_loss, dict.fromkeys(("policy_chosen", "policy_rejected", "ref_chosen", "ref_rejected"), PAIRS), {}),
+    (reward_model_loss, {"chosen": PAIRS, "rejected": PAIRS, "margin": PAIRS}, {}),
+]
+
+
+@pytest.mark.parametrize(("function", "tensors", "options"), GIVEN, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_tensor_that_would_have_to_be_broadcast_is_refused(
+    function: Callable[..., Any], tensors: dict[str, Tensor], options: dict[str, Any]
+) -> None:
+    function(**tensors, **options)
+    for name, tensor in tensors.items():
+        with pytest.raises(ValueError, match=r"is \[.*\]; to go with the others it must be \["):
+            function(**tensors | {name: tensor[:1]}, **options)
+    assert reward_model_loss(PAIRS, PAIRS, margin=torch.tensor(1.0)).loss.item() == pytest.approx(math.log1p(math.e))
