@@ -34,7 +34,7 @@ def add_adapters(model: Any, config: LoraSection, *, frozen: Sequence[str] = ())
     """
     from peft import inject_adapter_in_model
 
-    settings = _fresh(model, config, frozen) if config.path is None else _stored(config.path)
+    settings = _fresh(model, config, frozen) if config.path is None else _stored(config.path, config.dropout)
     try:
         inject_adapter_in_model(settings, model, NAME)
     except ValueError as error:
@@ -89,8 +89,8 @@ def _within(name: str, part: str) -> bool:
     return name == part or name.startswith(f"{part}.")
 
 
-def _stored(path: str) -> Any:
-    """The settings of an adapter on disk. Raises ConfigError for a kind that no merged weight is equal to."""
+def _stored(path: str, dropout: float) -> Any:
+    """The settings of an adapter on disk, but for its dropout. Raises ConfigError for a kind that no merged weight is equal to."""
     from peft import LoraConfig, PeftConfig
 
     try:
@@ -101,7 +101,7 @@ def _stored(path: str) -> Any:
     if not isinstance(settings, LoraConfig) or settings.bias != "none" or unusual:
         kind = ", ".join(unusual) or f"{settings.peft_type} with bias {getattr(settings, 'bias', 'none')}"
         raise ConfigError(f"--lora.path {path}: adapters with {kind} cannot be trained; plain LoRA can.")
-    settings.inference_mode = False
+    settings.inference_mode, settings.lora_dropout = False, dropout
     return settings
 
 

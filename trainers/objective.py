@@ -47,10 +47,13 @@ class Objective:
 
     @classmethod
     def of(cls, config: Config) -> Objective:
-        """Preset plus overrides. Raises ConfigError as `Shaping.of` does."""
+        """Preset plus overrides. Raises ConfigError as `Shaping.of` does.
+
+        Log-probs of an update that drops inputs of adapters are no measure of the policy, so it scores the batch before.
+        """
         algo, train, preset = config.algo, config.train, algorithm(config.algo.name)
-        several = train.updates_per_batch * train.epochs > 1
-        old_logp = ("recompute" if several else "current") if algo.old_logp == "auto" else algo.old_logp
+        before = train.updates_per_batch * train.epochs > 1 or config.lora.dropout > 0
+        old_logp = ("recompute" if before else "current") if algo.old_logp == "auto" else algo.old_logp
         corrected = train.max_staleness > 0 and old_logp != "rollout"
         return cls(
             advantage=algo.advantage or preset.advantage,

@@ -272,12 +272,17 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
 
 def _check_lora(config: Config) -> None:
     _check_adapters(config.lora)
+    if config.lora.dropout and config.algo.old_logp == "current":
+        raise ConfigError(
+            f"--algo.old-logp current does not go with --lora.dropout {config.lora.dropout:g}: the update's own log-probabilities "
+            "are disturbed by it, and would be compared with those of the engines. Use auto or recompute."
+        )
     if config.lora.rank and config.ref.path is None and config.ref.offload:
         raise ConfigError("--ref.offload is not used with --lora.rank: the reference is the policy with adapters off.")
 
 
 def _check_adapters(lora: LoraSection) -> None:
-    unread = ("rank", "alpha", "dropout", "targets") if lora.path is not None else ("alpha", "dropout", "targets")
+    unread = ("rank", "alpha", "targets") if lora.path is not None else ("alpha", "dropout", "targets")
     why = "with --lora.path, whose adapter brings its own" if lora.path is not None else "without --lora.rank"
     for name in unread:
         if name in lora.changed() and (lora.path is not None or not lora.enabled):

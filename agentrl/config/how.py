@@ -169,7 +169,7 @@ class AlgoSection(Section):
     allow_uncorrected: bool = False
     """Permit correction none with max_staleness > 0."""
     old_logp: Literal["auto", "current", "recompute", "rollout"] = "auto"
-    """The proximal policy; auto: current with one update a batch, recompute with several."""
+    """The proximal policy; auto: current with one update a batch, recompute with several, and with lora.dropout."""
     gamma: float = Field(1.0, gt=0, le=1)
     """Discount per trained token."""
     lam: float = Field(1.0, ge=0, le=1)
@@ -314,11 +314,12 @@ class LoraSection(Section):
     alpha: int | None = Field(None, ge=1)
     """An adapter's output is scaled by alpha / rank; absent: twice the rank."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Share of an adapter's inputs dropped in updates; not when log-probabilities are only compared."""
+    """Share of an adapter's inputs dropped in updates; not when log-probabilities are only compared, so in RL the policy scores
+    each batch once more before it (algo.old_logp recompute)."""
     targets: tyro.conf.UseAppendAction[list[str]] = []
     """Names of the layers to adapt, as in q_proj; repeatable. Absent or all-linear: all linear layers but the output head."""
     path: str | None = None
-    """Adapter folder in peft's format to start from; its rank, alpha, dropout and targets are used."""
+    """Adapter folder in peft's format to start from; its rank, alpha and targets are used."""
 
     @field_validator("targets", mode="before")
     @classmethod

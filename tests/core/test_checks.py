@@ -96,6 +96,10 @@ def test_the_defaults_pass() -> None:
         ({"lora": {"alpha": 8}}, "lora.alpha is not used without --lora.rank"),
         ({"lora": {"path": "adapter", "rank": 8}}, "lora.rank is not used with --lora.path"),
         (
+            {"lora": {"path": "adapter", "dropout": 0.1}, "algo": {"old_logp": "current"}},
+            "old-logp current does not go",
+        ),
+        (
             {"lora": {"rank": 8}, "ref": {"offload": True}, "algo": {"kl": {"coef": 0.1}}},
             "ref.offload is not used with --lora.rank",
         ),

@@ -123,7 +123,8 @@ def test_a_checkpoint_holds_the_adapters_alone(make_trainer: Make, tmp_path: Pat
         make_trainer("untied", parallel={"zero_stage": stage}).load(tmp_path)
 
 
-def test_dropout_acts_in_updates_alone(make_trainer: Make) -> None:
+def test_dropout_acts_in_updates_alone(make_trainer: Make, tmp_path: Path) -> None:
+    """Neither what is compared with the engines nor the off-policy correction sees it, whatever the adapter's own."""
     plain, dropping = (make_trainer(lora={"rank": 4, "dropout": rate}, optim={"lr": 1.0}) for rate in (0.0, 0.5))
     for step in range(2):
         plain.train(make_rows(), step)
@@ -132,8 +133,21 @@ def test_dropout_acts_in_updates_alone(make_trainer: Make) -> None:
     packs = split_packs(make_rows(), dropping.policy, None)
     score = dropping._tools.backend
     assert not torch.equal(score(packs)[0], score(packs)[0])
+    rows = make_rows()
     with torch.no_grad():
         assert torch.equal(score(packs)[0], score(packs)[0])
+        engine = torch.cat([score(split_packs([row], dropping.policy, None))[0] for row in rows])
+    for row, logp in zip(rows, engine.split([int(row.loss_mask.sum()) for row in rows]), strict=True):
+        row.logprobs[row.loss_mask] = logp.numpy()
+    dropping.export(tmp_path)
+    again = make_trainer(lora={"path": str(tmp_path / "adapter"), "dropout": 0.3}, algo={"correction": "icepop"})
+    metrics = again.train(rows, 0).metrics
+    assert metrics["mismatch/max_abs"] < 1e-5 and metrics["correction/zeroed"] == 0.0
+    plain.export(tmp_path / "plain")
+    settings = tmp_path / "plain" / "adapter" / "adapter_config.json"
+    settings.write_text(settings.read_text().replace('"lora_dropout": 0.0', '"lora_dropout": 0.3'))
+    undisturbed = make_trainer(lora={"path": str(settings.parent)})
+    assert torch.equal(*(undisturbed._tools.backend(packs)[0] for _ in range(2)))
 
 
 @pytest.mark.parametrize(
