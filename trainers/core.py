@@ -19,7 +19,7 @@ from ..report.run_folder import RunFolder
 from ..trajectory import Row
 from .backend import Backend, Offload, Place, join
 from .bad_rows import DivergenceError, report_bad_rows
-from .checkpoint import TAG, About, Counters, load_state, save_state
+from .checkpoint import TAG, UNIVERSAL, About, Counters, load_state, save_state
 from .ema import WeightAverage
 from .export import adapter_weights, export_adapter, export_model, hub_weights, pad_apart, whole_weights
 from .models import SCORE, TEXT
@@ -158,7 +158,7 @@ class Core:
         """The state that `save` wrote with as many ranks. Raises DataError when the folder holds another."""
         self.counters = load_state(self.backend, self._about, folder)
         if self._average is not None:
-            self._average.load(folder / TAG)
+            self._average.load(folder / TAG, joined=(folder / TAG / UNIVERSAL).is_file())
 
     def export(self, folder: Path) -> None:
         """A Hugging Face folder of the weights, averaged ones where an average is kept: weights, configuration, tokenizer,

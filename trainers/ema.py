@@ -65,16 +65,19 @@ class WeightAverage:
             shards = {name: (self._shapes[name], tensor.flatten()) for name, tensor in self._average.items()}
             torch.save(shards, _file(folder, dist.get_rank()))
 
-    def load(self, folder: Path) -> None:
-        """What `save` wrote with as many ranks. Raises DataError where it wrote nothing."""
+    def load(self, folder: Path, *, joined: bool = False) -> None:
+        """What `save` wrote with as many ranks, or `join_average` of any number. Raises DataError where there is nothing."""
         if not self._average:
             return
-        file = _file(folder, dist.get_rank())
+        rank = dist.get_rank()
+        file = _file(folder, 0 if joined else rank)
         if not file.is_file():
             raise DataError(f"{folder} holds no averaged weights: it was written without --optim.ema")
         stored: dict[str, Shard] = torch.load(file, weights_only=True)
         for name, (_, flat) in stored.items():
-            self._average[name].copy_(flat.view(self._average[name].shape))
+            own = self._average[name].view(-1)
+            part = flat[rank * len(own) :][: len(own)] if joined else flat
+            own[: len(part)].copy_(part)
 
 
 def read_average(folder: Path) -> dict[str, Tensor]:
@@ -86,6 +89,15 @@ def read_average(folder: Path) -> dict[str, Tensor]:
         flat = torch.cat([part[name][1] for part in parts])
         whole[name] = flat[: torch.Size(shape).numel()].view(shape)
     return whole
+
+
+def join_average(folder: Path, out: Path) -> None:
+    """Write the average of a checkpoint whole, for any number of ranks; nothing when there is none."""
+    whole = {name: (tuple(tensor.shape), tensor.flatten().clone()) for name, tensor in read_average(folder).items()}
+    for file in out.glob("ema_rank_*.pt"):
+        file.unlink()
+    if whole:
+        torch.save(whole, _file(out, 0))
 
 
 def _file(folder: Path, rank: int) -> Path:

@@ -9,25 +9,35 @@ from pathlib import Path
 from ..errors import ConfigError
 from .checkpoint import TAG, UNIVERSAL, About
 from .critic import TAG as CRITIC
+from .ema import join_average
 
 
 def universal_checkpoint(folder: Path, out: Path) -> None:
     """Write the checkpoint in `folder` once more, in a form for any number of ranks of the same ZeRO stage; random states
-    are left out, so what is drawn at random after it (LoRA's dropout) is drawn anew. Raises ConfigError, DataError.
+    are left out, so what is drawn at random after it (LoRA's dropout) is drawn anew. `out` goes when it cannot be done.
+    Raises ConfigError, DataError.
     """
     about = About.read(folder)
     if (folder / TAG / UNIVERSAL).is_file():
         raise ConfigError(f"{folder} is one for any number of ranks already.")
-    if about.stage == 3:
-        raise ConfigError(f"{folder} is of ZeRO stage 3: checkpoints of stages 0 to 2 can be written for other ranks.")
+    try:
+        _write(folder, out, about.stage)
+    except KeyError as error:
+        shutil.rmtree(out)
+        raise ConfigError(
+            f"{folder} cannot be written for other ranks: DeepSpeed converts the state of --optim.name adamw alone, and "
+            f"finds no {error} in this one."
+        ) from error
+
+
+def _write(folder: Path, out: Path, stage: int) -> None:
     shutil.copytree(folder, out, dirs_exist_ok=True)
     for part in (TAG, CRITIC):
-        if (folder / part).is_dir() and about.stage:
+        if (folder / part).is_dir() and stage:
             shutil.rmtree(out / part)
             _convert(folder / part, out / part)
-    for name in ("policy.json", "ema_rank_0.pt"):
-        if (folder / TAG / name).is_file():
-            shutil.copyfile(folder / TAG / name, out / TAG / name)
+    shutil.copyfile(folder / TAG / "policy.json", out / TAG / "policy.json")
+    join_average(folder / TAG, out / TAG)
     for file in (out / TAG).glob("random_rank_*.pt"):
         file.unlink()
     (out / TAG / UNIVERSAL).touch()
