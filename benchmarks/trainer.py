@@ -36,7 +36,8 @@ RESULTS = Path(__file__).resolve().parent / "results" / "trainer.json"
 LR = 1e-6
 WANTED = {
     "unpadded": "tokens/s of an update against a bare torch loop, row by row",
-    "padded": "tokens/s of an update on long-tailed lengths, packed against padded",
+    "padded": "tokens/s of an update on long-tailed lengths, against a bare torch loop that pads rows as they come",
+    "unpacked": "the same against this trainer without packs, row by row",
     "trl": "the same against TRL's GRPO update",
     "waste": "tokens with padding for each token without, on these lengths: what packing alone can gain",
     "memory": "peak memory of log-probs and their gradient, whole logits against ours",
@@ -83,9 +84,11 @@ def waste(lengths: Sequence[int], size: int) -> float:
 
 
 class Ours:
-    """agentrl's trainer: one rank, one update of each batch."""
+    """agentrl's trainer: one rank, one update of each batch; without packs as for a model whose rows cannot share one."""
 
-    def __init__(self, path: str, budget: int) -> None:
+    def __init__(self, path: str, budget: int, *, packs: bool = True) -> None:
+        from agentrl.trainers import reading
+        from agentrl.trainers.models import unpacked
         from agentrl.trainers.policy_trainer import PolicyTrainer
 
         sections = {
@@ -94,7 +97,13 @@ class Ours:
             "train": {"max_staleness": 0, "micro_batch_tokens": budget},
         }
         config = Config.model_validate(sections)
-        self._trainer = PolicyTrainer(config, path, tempfile.mkdtemp(), 1000, LR)
+        load = reading.load_policy
+        if not packs:
+            reading.load_policy = lambda *args, **options: unpacked(load(*args, **options))
+        try:
+            self._trainer = PolicyTrainer(config, path, tempfile.mkdtemp(), 1000, LR)
+        finally:
+            reading.load_policy = load
 
     def update(self, rows: Sequence[Row], advantages: Sequence[float]) -> None:
         self._trainer.train(rows, 0)
@@ -125,7 +134,8 @@ def speed(name: str, path: str, rows: int, longest: int, size: int, repeat: int)
     """The ratios of one model; above 1 = ours is faster. A micro-batch holds what `size` rows of the longest would."""
     ours, bare, trl = Ours(path, size * longest), BareLoop(path, LR, size), trl_or_none(path, size)
     plain = compare({"ours": ours.update, "unpadded": bare.unpadded}, make_rows(even(rows)), repeat)
-    others: dict[str, Update] = {"ours": ours.update, "padded": bare.padded}
+    alone = Ours(path, size * longest, packs=False)
+    others: dict[str, Update] = {"ours": ours.update, "padded": bare.padded, "unpacked": alone.update}
     if trl is not None:
         others["trl"] = trl.update
     tailed = compare(others, make_rows(long_tailed(rows, longest)), repeat)
