@@ -219,6 +219,8 @@ class Dispatcher:
     async def _attempt(self, order: EpisodeOrder) -> EpisodeResult:
         await self._admitted(order)
         self.stages.enter(order.rollout_id, PLAYED)
+        if not self._attempts:
+            self._changed.set()  # another bound holds from now on for who awaits a batch
         self._attempts += 1
         self._quiet.clear()
         try:

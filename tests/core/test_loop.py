@@ -385,16 +385,33 @@ async def test_what_is_awaited_for_too_long_is_named(tmp_path: Path) -> None:
 
 
 async def test_an_episode_that_hangs_costs_itself_however_short_the_watch(tmp_path: Path) -> None:
-    def script(request: GenerationRequest) -> Reply:
-        return Reply([3, 1], hang=request.episode_id == "000000-1")
+    """Also where none has ended yet: every episode hangs once, one of them for ever."""
+    hung: set[str] = set()
 
-    limits = {"episode_timeout_s": 1.0, "call_timeout_s": 0.5}
-    more = {"watchdog": {"warn_after": 0.1, "fail_after": 0.2}}
+    def script(request: GenerationRequest) -> Reply:
+        hangs = request.episode_id == "000000-1" or request.episode_id not in hung
+        hung.add(request.episode_id)
+        return Reply([3, 1], hang=hangs)
+
+    limits = {"episode_timeout_s": 0.7, "call_timeout_s": 0.4}
+    more = {"watchdog": {"warn_after": 0.1, "fail_after": 0.2}, "rollout": {"n_samples": 3, "retries": 1}}
     loop, trainer, _ = make_loop(tmp_path, tasks(2), script=script, more=more, limits=limits, max_staleness=0)
     await loop.run()
-    assert len(trainer.batches) == 1
+    assert len(trainer.batches) == 1 and len(hung) == 6
     failed = [record["rollout_id"] for record in records(tmp_path) if record["error"]]
     assert failed == ["000000-1"]
+
+
+async def test_an_update_waits_for_the_bound_of_the_episodes_that_run(tmp_path: Path) -> None:
+    """Of a single version each: those that run are finished first, however short the watch."""
+
+    def script(request: GenerationRequest) -> Reply:
+        return Reply([3, 1], delay_s=0.0 if request.episode_id.startswith("000000") else 0.4)
+
+    more = {"watchdog": {"warn_after": 0.05, "fail_after": 0.1}, "rollout": {"n_samples": 2, "partial": False}}
+    loop, trainer, _ = make_loop(tmp_path, tasks(2), script=script, more=more, batch_groups=1)
+    await loop.run()
+    assert len(trainer.batches) == 2
 
 
 def test_the_newest_checkpoint_stays_beside_later_ones_of_a_run_that_was_gone_back_on(tmp_path: Path) -> None:
