@@ -174,6 +174,7 @@ class Cluster:
             trust_remote_code=self.config.model.trust_remote_code,
             update_timeout_s=engine.update_timeout_s,
             transport=transport_of(self.config, gpus),
+            silence_timeout_s=engine.silence_timeout_s,
             sleeps=engine.colocated,
             engine_args=arguments,
         )

@@ -57,7 +57,8 @@ class RolloutSection(Section):
     retries: int = Field(3, ge=0)
     """Attempts after the first for an episode that infrastructure failed."""
     max_error_rate: float = Field(0.5, ge=0.0, le=1.0)
-    """Stop when more than this share of the episodes ended since the last batch have failed."""
+    """Stop when more than this share of the episodes ended since the last batch have failed or have no verdict (a reward of
+    None or NaN)."""
     max_abandoned: int = Field(16, ge=1)
     """Environment threads that may hang before their worker process is replaced."""
     call_timeout_s: float = Field(60.0, gt=0)
@@ -98,6 +99,9 @@ class EngineSection(Section):
     GPU that both share. auto: ipc with engine.colocated, nccl where engines and trainer have GPUs, else shm."""
     update_timeout_s: float = Field(300.0, gt=0)
     """Longest weight update, in seconds."""
+    silence_timeout_s: float = Field(300.0, gt=0)
+    """An engine that brings no token for so long while answers are awaited hangs, and is replaced; longer than the longest
+    prefill, in seconds."""
     max_restarts: int = Field(8, ge=0)
     """How often an engine that died or does not answer is replaced before the run stops."""
     args: Annotated[list[str], tyro.conf.UseAppendAction] = []

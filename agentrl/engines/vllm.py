@@ -17,6 +17,7 @@ from .tool_parsing import MARKERS, Extract, parse_tool_calls, parser_class, vllm
 from .vllm_noise import silence_expected
 from .vllm_options import VLLMOptions, engine_arguments
 from .vllm_plugin import backend, register
+from .vllm_stats import Stats
 from .weights import WeightSource
 
 _FINISHES = ("stop", "length", "abort")
@@ -28,7 +29,8 @@ class VLLMEngine:
 
     Invariants: no request is admitted between `pause` and `resume`; the prefix cache is salted with the weight version
     at admission, so no request reads keys and values of older weights; `version` moves only after a load. A load that
-    failed half-way leaves the engine unusable: every later call raises EngineError, and `health` says why.
+    failed half-way, or another order that was given up before vLLM had answered, leaves the engine unusable: every later
+    call raises EngineError, and `health` says why.
     """
 
     def __init__(self, llm: Any, options: VLLMOptions, version: int, stats: Stats, extract: Extract) -> None:
@@ -50,7 +52,8 @@ class VLLMEngine:
             self._refuse_broken()
             prompt["cache_salt"] = f"weights-{self.version}"
             stream = self._llm.generate(prompt, params, request_id=_unique(request.request_id))
-            outputs = [output async for output in stream]
+            with self._stats.owed():
+                outputs = [output async for output in stream]
         if not outputs:
             raise EngineError("vLLM ended a request without an output")
         return as_generation(outputs[-1].outputs[0])
@@ -74,18 +77,18 @@ class VLLMEngine:
         self._open.clear()
         keep = mode == "keep" and self._options.kv == "keep"
         try:
-            async with self._engine_faults("pause"):
-                self._refuse_broken()
+            async with self._order("pause"):
                 await self._llm.pause_generation(mode=mode, clear_cache=not keep)
-        except EngineError:
+            self._stats.freeze(True)
+        except (EngineError, asyncio.CancelledError):
             self._open.set()
             raise
 
     async def resume(self) -> None:
         """Open the door, whatever vLLM says: those who wait at it must learn of a dead engine too."""
+        self._stats.freeze(False)
         try:
-            async with self._engine_faults("resume"):
-                self._refuse_broken()
+            async with self._order("resume"):
                 await self._llm.resume_generation()
         finally:
             self._open.set()
@@ -101,7 +104,7 @@ class VLLMEngine:
             )
         timeout_s = self._options.update_timeout_s
         try:
-            async with self._engine_faults("update_weights"), asyncio.timeout(timeout_s):
+            async with self._order("update_weights"), asyncio.timeout(timeout_s):
                 await self._load(source, version)
         except TimeoutError as error:
             raise EngineError(f"the update to weight version {version} took longer than {timeout_s} s") from error
@@ -129,22 +132,28 @@ class VLLMEngine:
         self._refuse_broken()
         if self._open.is_set():
             raise EngineError("sleep is called between pause and resume only")
-        async with self._engine_faults("sleep"):
+        async with self._order("sleep"):
             await self._llm.sleep(level=2)
 
     async def wake(self, memory: Memory) -> None:
-        self._refuse_broken()
-        async with self._engine_faults("wake"):
+        async with self._order("wake"):
             await self._llm.wake_up(tags=[memory])
 
     async def health(self) -> Health:
-        detail = self._broken or ("the engine process is gone" if self._llm.errored else "")
+        detail = self._broken or ("the engine process is gone" if self._llm.errored else self._stuck())
         unfinished = self._llm.get_num_unfinished_requests()
         # The scheduler reports only when it steps: after an abort its last report may be of requests that are gone.
         running = min(self._stats.running, unfinished)
         kv_usage = self._stats.kv_usage if unfinished else 0.0
         waiting = unfinished - running
         return Health(not detail, self.version, running, waiting, kv_usage, self._stats.preemptions, detail)
+
+    def _stuck(self) -> str:
+        """What is wrong with a core whose process lives and brings nothing."""
+        silent = self._stats.silent_s
+        if silent <= self._options.silence_timeout_s:
+            return ""
+        return f"it has brought no token for {silent:.0f} s while answers were awaited (engine.silence-timeout-s)"
 
     def shutdown(self) -> None:
         """End vLLM's processes: two seconds to leave, then killed; they have nothing to save."""
@@ -153,6 +162,17 @@ class VLLMEngine:
     def _refuse_broken(self) -> None:
         if self._broken:
             raise EngineError(f"the engine is unusable: {self._broken}")
+
+    @asynccontextmanager
+    async def _order(self, doing: str) -> AsyncIterator[None]:
+        """A call after which the engine is in another state; given up half-way, nobody knows in which."""
+        self._refuse_broken()
+        try:
+            async with self._engine_faults(doing):
+                yield
+        except (TimeoutError, asyncio.CancelledError):
+            self._broken = self._broken or f"it did not answer to {doing}"
+            raise
 
     @asynccontextmanager
     async def _engine_faults(self, doing: str) -> AsyncIterator[None]:
@@ -167,32 +187,6 @@ class VLLMEngine:
             cause = error.__cause__ or error
             message = f"vLLM failed in {doing}: {type(cause).__name__}: {cause}"
             raise (refusal(message) if isinstance(cause, VLLMClientError) else EngineError(message)) from None
-
-
-class Stats:
-    """The last scheduler statistics vLLM reported; a stat logger by shape (`StatLoggerBase`)."""
-
-    def __init__(self) -> None:
-        self.running = self.preemptions = 0
-        self.kv_usage = 0.0
-
-    def record(
-        self, scheduler_stats: Any, iteration_stats: Any, mm_cache_stats: Any = None, engine_idx: int = 0
-    ) -> None:
-        if scheduler_stats is not None:
-            self.running = scheduler_stats.num_running_reqs
-            self.kv_usage = scheduler_stats.kv_cache_usage
-        if iteration_stats is not None:
-            self.preemptions += iteration_stats.num_preempted_reqs
-
-    def log_engine_initialized(self) -> None:
-        pass
-
-    def log(self) -> None:
-        pass
-
-    def record_sleep_state(self, is_awake: int, level: int) -> None:
-        pass
 
 
 async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:

@@ -52,8 +52,9 @@ class VLLMOptions:
     `device` cpu | gpu decides threads, memory and defaults; `dtype` auto = float32 on the CPU, bfloat16 on a GPU.
     `kv` says what becomes of running requests at a weight update: "keep" their KV cache, or "recompute" it (exact).
     `stop_token_ids` are all the ids that end a turn: the checkpoint's own are never added. `kv_cache_gb` is GiB, for the
-    CPU. `tool_parser` is one of vLLM's, or "json": Hermes' blocks read with json alone. `update_timeout_s` bounds a weight update, which comes by `transport`; `sleeps` = it shares
-    its device with the trainer, in turn. `engine_args` go to vLLM's AsyncEngineArgs last; of those set here only TUNED are taken.
+    CPU. `tool_parser` is one of vLLM's, or "json": Hermes' blocks read with json alone. `update_timeout_s` bounds a weight
+    update, which comes by `transport`, `silence_timeout_s` the time without a token while answers are awaited; `sleeps` = it
+    shares its device with the trainer, in turn. `engine_args` go to vLLM's AsyncEngineArgs last; of those set here only TUNED are taken.
     """
 
     model: str
@@ -78,6 +79,7 @@ class VLLMOptions:
     start_timeout_s: float = 600.0
     update_timeout_s: float = 300.0
     transport: Literal["shm", "nccl", "ipc"] = "shm"
+    silence_timeout_s: float = 300.0
     debug: bool = False
     engine_args: dict[str, Any] = field(default_factory=dict)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agentrl.engine import Generation
+from agentrl.engine import Generation, Health
 from agentrl.engines.vllm_actor import RayEngine
 from agentrl.engines.weights import WeightPublisher
 
@@ -46,6 +46,16 @@ async def until_running(engine: RayEngine, count: int, timeout_s: float = 20.0) 
             if running >= count > 0 or running == count == 0:
                 return
             await asyncio.sleep(0.01)
+
+
+async def until_unhealthy(engine: RayEngine, timeout_s: float = 60.0) -> Health:
+    """Wait until the engine says that something is wrong."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            health = await engine.health()
+            if not health.ok:
+                return health
+            await asyncio.sleep(0.2)
 
 
 async def update(engine: RayEngine, tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:

@@ -13,8 +13,9 @@ import torch
 
 from agentrl.engine import GenerationRequest, Sampling
 from agentrl.engines import vllm as engine_module
-from agentrl.engines.vllm import Stats, VLLMEngine
+from agentrl.engines.vllm import VLLMEngine
 from agentrl.engines.vllm_options import VLLMOptions
+from agentrl.engines.vllm_stats import Stats
 from agentrl.engines.weights import WeightPublisher, WeightSource
 from agentrl.errors import EngineError
 
@@ -51,6 +52,8 @@ class RecordedLLM:
 
     async def generate(self, prompt: dict[str, Any], params: Any, request_id: str) -> Any:
         self.calls.append(("generate", prompt["cache_salt"]))
+        if self.hang == "generate":
+            await asyncio.Event().wait()
         entry = {5: SimpleNamespace(logprob=-0.5)}
         spans = [SimpleNamespace(version="4", start=0, end=1)]
         completion = SimpleNamespace(token_ids=[5], logprobs=[entry], weight_versions=spans, finish_reason="stop")
@@ -75,8 +78,8 @@ def source() -> Iterator[WeightSource]:
         yield publisher.publish([("w", torch.ones(2))], 5)
 
 
-def engine(llm: RecordedLLM, **options: Any) -> VLLMEngine:
-    return VLLMEngine(llm, VLLMOptions(model="m", **options), 4, Stats(), lambda text, tools: (text, []))
+def engine(llm: RecordedLLM, stats: Stats | None = None, **options: Any) -> VLLMEngine:
+    return VLLMEngine(llm, VLLMOptions(model="m", **options), 4, stats or Stats(), lambda text, tools: (text, []))
 
 
 @pytest.mark.parametrize(("kv", "clear"), [("keep", False), ("recompute", True)])
@@ -175,3 +178,46 @@ async def test_an_update_that_hangs_is_bounded(source: WeightSource) -> None:
     with pytest.raises(EngineError, match="longer than"):
         await subject.update_weights(source, 5)
     assert not (await subject.health()).ok
+
+
+async def test_a_core_that_brings_nothing_while_it_owes_answers_is_not_healthy() -> None:
+    """Neither a pause nor idleness is a silence; one that the last request was given up in ends when the core moves."""
+    now = 0.0
+    llm, stats = RecordedLLM(), Stats(lambda: now)
+    subject = engine(llm, stats, silence_timeout_s=100.0)
+
+    async def healthy_after(seconds: float) -> bool:
+        nonlocal now
+        now += seconds
+        return (await subject.health()).ok
+
+    assert await healthy_after(1000)
+    llm.hang = "generate"
+    hanging = asyncio.create_task(subject.generate(GenerationRequest((1, 2), Sampling())))
+    await asyncio.sleep(0.01)
+    assert await healthy_after(90)
+    stats.record(None, None)
+    assert await healthy_after(90)
+    await subject.pause("keep")
+    assert await healthy_after(1000)
+    await subject.resume()
+    assert await healthy_after(90)
+    assert not await healthy_after(20)
+    assert "no token for 110 s" in (await subject.health()).detail
+    hanging.cancel()
+    await asyncio.wait([hanging])
+    assert not await healthy_after(1)
+    stats.record(None, None)
+    assert await healthy_after(1000)
+
+
+async def test_an_order_that_is_given_up_ends_the_engine_and_lets_nobody_wait() -> None:
+    llm = RecordedLLM()
+    subject = engine(llm)
+    llm.hang = "pause_generation"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(subject.pause("keep"), 0.02)
+    health = await subject.health()
+    assert not health.ok and "did not answer to pause" in health.detail
+    with pytest.raises(EngineError, match="unusable"):
+        await asyncio.wait_for(subject.generate(GenerationRequest((1, 2), Sampling())), 5)
