@@ -11,6 +11,7 @@ from ..errors import RunStoppedError
 from .episode import EpisodeOrder, EpisodeResult
 
 LEAST = 8
+NO_VERDICT = "has no verdict: it was given no reward, or its last reward was None or no finite number"
 log = logging.getLogger(__name__)
 
 
@@ -31,30 +32,39 @@ class ErrorRate:
         self._said: set[str] = set()
 
     def note(self, order: EpisodeOrder, result: EpisodeResult) -> None:
+        """An episode has come out. One without a verdict trains nothing, as if it had failed."""
         self._ended += 1
-        if result.error is None:
+        if result.has_verdict:
             return
         self._failed += 1
-        self._last = f"{result.error['class']}: {result.error['message']}"
         what = (result.env or "env unknown", order.task.id, order.rollout_id)
-        log.log(self._level(result.error), "%s, task %s: episode %s failed: %s", *what, result.error["traceback"])
+        if result.error is None:
+            self._last = f"{order.rollout_id}, which {NO_VERDICT}"
+            log.log(self._level(NO_VERDICT), "%s, task %s: episode %s %s", *what, NO_VERDICT)
+            return
+        self._last = cause = _cause(result.error)
+        log.log(self._level(cause), "%s, task %s: episode %s failed: %s", *what, result.error["traceback"])
 
     def lost(self, order: EpisodeOrder, attempt: int, error: dict[str, Any]) -> None:
         """An attempt that infrastructure lost; another one follows."""
         what = (order.rollout_id, attempt, error["class"], error["message"])
-        log.log(self._level(error), "episode %s: attempt %d lost, played again: %s: %s", *what)
+        log.log(self._level(_cause(error)), "episode %s: attempt %d lost, played again: %s: %s", *what)
 
-    def _level(self, error: dict[str, Any]) -> int:
-        cause = re.sub(r"\d+", "#", f"{error['class']}: {error['message']}")[:200]
-        first = cause not in self._said
-        self._said.add(cause)
+    def _level(self, cause: str) -> int:
+        alike = re.sub(r"\d+", "#", cause)[:200]
+        first = alike not in self._said
+        self._said.add(alike)
         return logging.WARNING if first else logging.INFO
 
     def check(self) -> None:
-        """Raises RunStoppedError when more than rollout.max_error_rate of the episodes failed."""
+        """Raises RunStoppedError when more than rollout.max_error_rate of the episodes failed or have no verdict."""
         enough = max(LEAST, self._rollout.n_samples)
         if self._ended >= enough and self._failed > self._rollout.max_error_rate * self._ended:
             raise RunStoppedError(
-                f"{self._failed} of the last {self._ended} episodes failed, more than rollout.max_error_rate = "
-                f"{self._rollout.max_error_rate:g} allows. The last one: {self._last}"
+                f"{self._failed} of the last {self._ended} episodes failed or have no verdict, more than "
+                f"rollout.max_error_rate = {self._rollout.max_error_rate:g} allows. The last one: {self._last}"
             )
+
+
+def _cause(error: dict[str, Any]) -> str:
+    return f"{error['class']}: {error['message']}"

@@ -12,6 +12,7 @@ from agentrl import EnvError, InfrastructureError, Task
 from agentrl.config import RolloutSection
 from agentrl.errors import RunStoppedError
 from agentrl.executor import describe_error
+from agentrl.rollout.episode import EpisodeResult
 from agentrl.rollout.error_rate import ErrorRate
 
 
@@ -19,8 +20,9 @@ def order(number: int) -> Any:
     return SimpleNamespace(rollout_id=f"{number:06d}-0", task=Task("t"))
 
 
-def ended(error: BaseException | None) -> Any:
-    return SimpleNamespace(error=None if error is None else describe_error(error), env="e")
+def ended(error: BaseException | None, reward: float | None = 1.0) -> EpisodeResult:
+    described = None if error is None else describe_error(error)
+    return EpisodeResult("r", "g", 0, 0, "t", "e", total_reward=reward, error=described)
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -53,6 +55,18 @@ def test_the_first_failure_of_a_cause_comes_with_its_traceback(caplog: pytest.Lo
     errors.check()
     errors.note(order(20), ended(EnvError("step 20 broke")))
     with pytest.raises(RunStoppedError, match=r"11 of the last 21 episodes failed.*step 20 broke"):
+        errors.check()
+
+
+def test_episodes_without_a_verdict_count_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    errors = ErrorRate(RolloutSection())
+    for number in range(10):
+        errors.note(order(number), ended(None, None if number else 1.0))
+    (said,) = warned(caplog)
+    assert "e, task t: episode 000001-0 has no verdict: it was given no reward" in said
+    with pytest.raises(
+        RunStoppedError, match=r"9 of the last 10 episodes failed or have no.*000009-0, which has no verdict"
+    ):
         errors.check()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,13 @@ class Guess(Env):
         self.turn = 0
         if self.task.label == "broken":
             raise ValueError("no such thing")
+        self.verdict = self.task.label != "unjudged"
         return "go", {}
 
     def step(self, action: Any) -> Any:
         self.turn += 1
-        return "go", float(str(action).startswith("a")), self.turn == 2, False, {}
+        reward = float(str(action).startswith("a"))
+        return "go", reward if self.verdict else math.nan, self.turn == 2, False, {}
 
 
 class Counting:
@@ -214,10 +217,12 @@ async def test_failed_groups_are_recorded_and_give_their_place_back(tmp_path: Pa
     assert [len(rows) for rows in trainer.batches] == [6, 6, 6]
 
 
-async def test_a_run_in_which_everything_fails_stops_and_says_why(tmp_path: Path) -> None:
-    loop, trainer, _ = make_loop(tmp_path, tasks(8, broken=tuple(range(8))))
-    with pytest.raises(RunStoppedError, match="ValueError: no such thing"):
-        await loop.run()
+@pytest.mark.parametrize(("label", "why"), [("broken", "ValueError: no such thing"), ("unjudged", "no verdict")])
+async def test_a_run_that_cannot_train_anything_stops_and_says_why(label: str, why: str, tmp_path: Path) -> None:
+    """Also where the tasks have no end."""
+    loop, trainer, _ = make_loop(tmp_path, [Task(str(i), label=label) for i in range(8)], steps=2)
+    with pytest.raises(RunStoppedError, match=why):
+        await asyncio.wait_for(loop.run(), 20)
     assert not trainer.batches
     await loop.dispatcher.stop()
 
