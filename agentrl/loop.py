@@ -97,8 +97,8 @@ class Loop:
             self._enter("waiting for a batch")
             batch = await self.dispatcher.next_batch()
             self.clock.lap("rollout_wait")
-            if batch is None or not batch.groups:
-                self._out_of_data(batch)
+            if batch is None:
+                self._check_some_were_trained()
                 break
             await self._whole.run(self._train(batch))
             if self._due(self.config.eval.every):
@@ -210,14 +210,17 @@ class Loop:
 
     def record_unfinished(self) -> None:
         """Groups that a stopped run leaves behind, in the record of the step they would have been part of."""
-        self._record_groups(self.dispatcher.abandon(), self.whole_steps + 1)
+        left = self.dispatcher.abandon()
+        if left:
+            self._record(self.whole_steps + 1, group_records(left, self.whole_steps + 1))
 
     async def _finish(self) -> None:
+        """Saved first, recorded then: a run that is gone on with plays what was in flight, as after an interrupt."""
         await self.dispatcher.stop()
-        self.record_unfinished()
         self.evaluation.begin(self.step, self.sync.version)
         self.reporter.stage(f"saving the last checkpoint and the model{self._evaluating}")
         await self.save()
+        self.record_unfinished()
         async with self.sync.training():
             await self.sync.watched(self.sync.trainer.export(self.folder.final), "the export of the model")
 
@@ -253,10 +256,6 @@ class Loop:
         if self.config.log.rollouts:
             self.folder.add_rollouts(step, episodes)
 
-    def _record_groups(self, untrained: Sequence[Group], step: int) -> None:
-        if untrained:
-            self._record(step, group_records(untrained, step))
-
     def _step_record(self, batch: Batch, rows: Sequence[Row], report: TrainReport, trained_at: int) -> dict[str, Any]:
         results = [result for group in (*batch.groups, *batch.dropped) for result in group.results]
         trained = [result for group in batch.groups for result in group.results]
@@ -284,14 +283,14 @@ class Loop:
         self.folder.add_metrics(record)
         self.reporter.step(record)
 
-    def _out_of_data(self, batch: Batch | None) -> None:
-        dropped = batch.dropped if batch is not None else []
-        self._record_groups(dropped, self.step + 1)
-        failures = sum(group.outcome == "failed" for group in dropped)
+    def _check_some_were_trained(self) -> None:
+        """The data is used up. Raises RunStoppedError when nothing came of it."""
+        ended = [group.outcome for group in self.dispatcher.held().groups]
+        failures = ended.count("failed")
         if failures and self.step == 0:
             raise RunStoppedError(
-                f"no group could be trained: {failures} of {len(dropped)} had no episode with a verdict. "
-                f"Their errors are in {self.folder.rollouts(self.step + 1)}."
+                f"no group could be trained: {failures} of {len(ended)} had no episode with a verdict. "
+                f"Their errors are in {self.folder.rollouts(1)}."
             )
 
 

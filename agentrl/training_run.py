@@ -177,9 +177,11 @@ async def _close_trainer(starts: asyncio.Future[Trainer]) -> None:
 async def _leave(loop: Loop) -> None:
     """The run was interrupted: what is trained is saved, what was in flight is recorded."""
     await loop.stop()
-    if loop.resumable:
-        await loop.save()
-    loop.record_unfinished()
+    try:
+        if loop.resumable:
+            await loop.save()
+    finally:
+        loop.record_unfinished()
 
 
 async def _give_up(loop: Loop) -> None:

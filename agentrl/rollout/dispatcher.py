@@ -77,7 +77,8 @@ class Dispatcher:
         self._fill()
 
     async def next_batch(self) -> Batch | None:
-        """The next batch as soon as it can be closed; None when the data is used up.
+        """The next batch as soon as it can be closed; None when the data is used up. Groups that ended without training
+        since the last one are then still `held`.
 
         Raises what broke the dispatcher, RunStoppedError when too many episodes fail or no group passes the filter, and
         InfrastructureError when nothing happens for too long. A caller that is cancelled has taken no batch.
@@ -92,7 +93,7 @@ class Dispatcher:
             if batch is not None:
                 return batch
             if self.ledger.over:
-                return Batch([], self.ledger.take_dropped()) if self.ledger.dropped else None
+                return None
             await self._awaited(self._changed)
 
     async def _awaited(self, event: asyncio.Event) -> None:

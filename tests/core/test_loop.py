@@ -244,6 +244,36 @@ async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path)
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.parametrize("end", ["steps", "data"])
+async def test_no_draw_is_lost_where_a_run_that_had_ended_goes_on(tmp_path: Path, end: str) -> None:
+    """Whether it ended with groups in flight, or with one that failed after the last batch."""
+
+    def slow(request: GenerationRequest) -> Reply:
+        late = request.episode_id.startswith("000004") or (request.sampling.seed or 0) % 5 == 0
+        return Reply([3, 1], delay_s=0.05 if late else 0.001)
+
+    names = ["fine"] * 4 + ["unjudged"] + ["fine"] * 5
+    given = [Task(str(i), label=name) for i, name in enumerate(names)]
+    drop = {"n_samples": 3, "sampler": "in_order", "order": "first_done", "oversample": 1.5}
+    more = {"rollout": drop} if end == "steps" else {"rollout": {"n_samples": 3, "sampler": "in_order"}}
+    stale = "drop" if end == "steps" else "wait"
+    lives = [(10, 3), (10, 6)] if end == "steps" else [(5, None), (10, None)]
+    checkpoint = None
+    for known, steps in lives:
+        source = given[:known] if steps is None else tasks(200)
+        loop, _, _ = make_loop(tmp_path, source, script=slow, more=more, resume=checkpoint, stale=stale, steps=steps)
+        loop.folder.begin("", None if checkpoint is None else read_state(checkpoint).step)
+        await loop.run()
+        found = records(tmp_path)
+        begun = set(range(loop.dispatcher.ledger.next_draw))
+        ended = Counter((r["draw"], r["sample"]) for r in found if r["outcome"] != "stale")
+        assert {draw for draw, _ in ended} == begun and set(ended.values()) == {1}
+        if checkpoint is None:
+            kept = [path.name for path in (tmp_path / "rollouts").iterdir()]
+            assert f"step_{loop.step + 1:06d}.jsonl" in kept, "something was left over"
+        checkpoint = loop.checkpoints.find("latest")
+
+
 async def test_cancelling_finishes_the_step_and_owes_the_rest(tmp_path: Path) -> None:
     loop, trainer, _ = make_loop(tmp_path, tasks(40))
     run = asyncio.ensure_future(loop.run())
