@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,8 @@ class Checkpoints:
     async def save(self, state: RunState, write: Callable[[Path], Awaitable[None]]) -> Path:
         """`write(folder)` puts everything but the run state into a temporary folder, which then takes its name.
 
-        Raises RunStoppedError when that fails, and InfrastructureError when whoever writes is lost; the earlier checkpoints
-        and the markers are then as they were.
+        Raises RunStoppedError when that fails, and InfrastructureError when whoever writes is lost; what `latest` names can
+        be loaded then as before.
         """
         target = self.folder / f"step_{state.step:06d}"
         part = target.with_suffix(PART)
@@ -62,16 +62,31 @@ class Checkpoints:
             _sync_tree(part)
             self._name(part, target)
             self._mark("latest", target.name)
+            if state.best_step == state.step:
+                self._mark("best", target.name)
+            self._prune(target, state.best_step)
         except InfrastructureError:
             shutil.rmtree(part, ignore_errors=True)
             raise
         except Exception as error:
             shutil.rmtree(part, ignore_errors=True)
             raise RunStoppedError(self._failed(state.step, error)) from error
-        if state.best_step == state.step:
-            self._mark("best", target.name)
-        self._prune(target, state.best_step)
         return target
+
+    def go_on_from(self, checkpoint: Path) -> RunState:
+        """The state of a checkpoint, from which a run goes on; the markers are then those of its line, not of later steps
+        that it went back behind. Its best is forgotten where another has taken that folder, or none is left.
+        """
+        state = read_state(checkpoint)
+        if checkpoint.parent.resolve() != self.folder.resolve():
+            return replace(state, best=None, best_step=None)
+        self._mark("latest", checkpoint.stem)
+        best = self.folder / f"step_{state.best_step or 0:06d}"
+        if state.best_step is not None and self._is_whole(best) and read_state(best).best == state.best:
+            self._mark("best", best.name)
+            return state
+        (self.folder / "best").unlink(missing_ok=True)
+        return replace(state, best=None, best_step=None)
 
     def _name(self, part: Path, target: Path) -> None:
         """`part` takes the name of `target`. One that has the name already stays loadable until then."""
@@ -92,10 +107,15 @@ class Checkpoints:
 
     def _failed(self, step: int, error: Exception) -> str:
         """In one paragraph: of an error that crossed a process the last line is what was raised there."""
-        whole = self.complete()
-        left = f"{whole[-1]} is whole: --resume latest goes on from there." if whole else "There is no earlier one."
         cause = (str(error).strip() or "no message").splitlines()[-1]
-        return f"the checkpoint of step {step} could not be saved: {type(error).__name__}: {cause}. {left}"
+        return f"the checkpoint of step {step} could not be saved: {type(error).__name__}: {cause}. {self.way_on()}"
+
+    def way_on(self) -> str:
+        """What `--resume latest` would go on from, as a sentence."""
+        try:
+            return f"--resume latest goes on from {self.find('latest').stem}, which is whole."
+        except ConfigError:
+            return "There is no checkpoint to go on from."
 
     def _prune(self, newest: Path, best_step: int | None) -> None:
         """Keep `newest`, also where a run that was gone back on left later steps, and the last of the others."""
@@ -109,9 +129,12 @@ class Checkpoints:
     def complete(self) -> list[Path]:
         """Whole checkpoints, oldest step first."""
         named = [path for path in self.folder.glob("step_*") if NAME.fullmatch(path.name)]
-        found = [path for path in named if (path / "run.json").is_file()]
+        found = [path for path in named if self._is_whole(path)]
         whole = [path for path in found if path.suffix != OLD or not path.with_suffix("").exists()]
         return sorted(whole, key=step_of)
+
+    def _is_whole(self, folder: Path) -> bool:
+        return (folder / "run.json").is_file()
 
     def find(self, which: str) -> Path:
         """The folder of `latest`, of `best` or of a path. Raises ConfigError."""
@@ -122,8 +145,8 @@ class Checkpoints:
             path = self.folder / marker.read_text().strip()
         else:
             path = Path(which)
-        found = path if (path / "run.json").is_file() else path.with_suffix(OLD)
-        if not (found / "run.json").is_file():
+        found = path if self._is_whole(path) or not path.name else path.with_suffix(OLD)
+        if not self._is_whole(found):
             raise ConfigError(f"--resume {which}: this is not the folder of a checkpoint.")
         return found
 
@@ -131,11 +154,6 @@ class Checkpoints:
 def step_of(folder: Path) -> int:
     """The step in a checkpoint folder's name."""
     return int(folder.stem.removeprefix("step_"))
-
-
-def checkpoint_step(folder: Path) -> int:
-    """The step of a checkpoint."""
-    return read_state(folder).step
 
 
 def read_state(folder: Path) -> RunState:

@@ -156,6 +156,7 @@ class Loop:
 
     async def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint: the engines serve the restored weights before the first rollout."""
+        self.state = self.checkpoints.go_on_from(checkpoint)
         async with self.sync.training():
             await self.sync.watched(self.sync.trainer.load(checkpoint), f"the trainer to load {checkpoint}")
             await self.sync.publish(self.sync.version)

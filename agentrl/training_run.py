@@ -191,9 +191,7 @@ async def _give_up(loop: Loop) -> None:
 
 def _epitaph(loop: Loop, error: BaseException) -> str:
     """Who died, when, and what is left."""
-    whole = loop.checkpoints.complete()
-    left = f"--resume latest goes on from {whole[-1].name}." if whole else "There is no checkpoint to go on from."
-    return f"the run stopped after step {loop.whole_steps}: {error} {left}"
+    return f"the run stopped after step {loop.whole_steps}: {error} {loop.checkpoints.way_on()}"
 
 
 def _make_loop(

@@ -6,7 +6,7 @@ import re
 import time
 from pathlib import Path
 
-from ..checkpoint import Checkpoints, checkpoint_step
+from ..checkpoint import Checkpoints
 from ..config import Config, SupervisedConfig
 from ..config.dump import to_toml
 from ..config.load import read_file, validated
@@ -40,9 +40,15 @@ def run_folder(config: AnyConfig, what: str, how: str) -> tuple[RunFolder, Path 
 
 
 def begin(folder: RunFolder, config: AnyConfig, resume_from: Path | None) -> None:
-    """Make the folder, with the configuration that reproduces the run from its start."""
+    """Make the folder, with the configuration that reproduces the run from its start. Where it goes on, checkpoints and then
+    records are those of the step at which it does.
+    """
     as_begun = config.model_copy(update={"run": config.run.model_copy(update={"resume": None})})
-    folder.begin(to_toml(as_begun), None if resume_from is None else checkpoint_step(resume_from))
+    if resume_from is None:
+        folder.begin(to_toml(as_begun), None)
+        return
+    state = Checkpoints(folder.checkpoints, config.ckpt.keep).go_on_from(resume_from)
+    folder.begin(to_toml(as_begun), state.step)
 
 
 def check_sinks(config: AnyConfig) -> None:

@@ -60,6 +60,7 @@ class SupervisedLoop:
 
     def __post_init__(self) -> None:
         self.step = self.state.step
+        self._scored = (-1, 0.0)
 
     async def run(self) -> None:
         """Train to the end, then evaluate, save and export. Raises RunStoppedError when the run cannot go on."""
@@ -97,15 +98,19 @@ class SupervisedLoop:
 
     async def restore(self, checkpoint: Path) -> None:
         """Go on from a checkpoint."""
+        self.state = self.checkpoints.go_on_from(checkpoint)
         await self._watched(self.trainer.load(checkpoint), f"the trainer to load {checkpoint}")
 
     async def save(self) -> None:
-        """A checkpoint of this moment. Raises RunStoppedError when it fails."""
+        """A checkpoint of this moment; the lowest loss makes the best. Raises RunStoppedError when it fails."""
         self.state = replace(self.state, step=self.step)
+        step, score = self._scored
+        if step == self.step > 0 and (self.state.best is None or score > self.state.best):
+            self.state = replace(self.state, best=score, best_step=step)
         await self._watched(self.checkpoints.save(self.state, self.trainer.save), f"the checkpoint of step {self.step}")
 
     async def _evaluate(self) -> None:
-        """The held-out examples with the present weights, once a step; the lowest loss makes the best checkpoint."""
+        """The held-out examples with the present weights, once a step."""
         if self.held_out is None or self.state.evaluated == self.step:
             return
         found = await self._watched(self.trainer.evaluate(self.held_out.items), "the evaluation")
@@ -113,8 +118,7 @@ class SupervisedLoop:
         self.folder.amend_metrics(record)
         self.reporter.evaluation(record)
         self.state = replace(self.state, evaluated=self.step)
-        if self.step and (self.state.best is None or -found["loss"] > self.state.best):
-            self.state = replace(self.state, best=-found["loss"], best_step=self.step)
+        self._scored = (self.step, -found["loss"])
 
     async def _finish(self) -> None:
         await self._evaluate()

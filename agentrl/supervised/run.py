@@ -75,6 +75,4 @@ async def _train(parts: SupervisedParts, trainer: Trainer, reporter: Reporter) -
             await loop.save()
         raise
     except InfrastructureError as error:
-        whole = checkpoints.complete()
-        left = f"--resume latest goes on from {whole[-1].name}." if whole else "There is no checkpoint to go on from."
-        raise RunStoppedError(f"the run stopped after step {loop.step}: {error} {left}") from error
+        raise RunStoppedError(f"the run stopped after step {loop.step}: {error} {checkpoints.way_on()}") from error

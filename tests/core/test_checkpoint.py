@@ -73,7 +73,7 @@ def test_a_full_disk_is_loud_and_leaves_what_was_there(tmp_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with pytest.raises(
-        RunStoppedError, match=r"step 2 could not be saved: OSError.*No space left.*step_000001 is whole"
+        RunStoppedError, match=r"step 2 could not be saved: OSError.*No space left.*goes on from step_000001"
     ):
         asyncio.run(checkpoints.save(RunState(2), write))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000001"]
@@ -98,7 +98,7 @@ def test_weights_that_do_not_fit_are_loud_whoever_writes_them(tmp_path: Path, ki
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        with pytest.raises(RunStoppedError, match=r"step 2 could not be saved: .*step_000001 is whole"):
+        with pytest.raises(RunStoppedError, match=r"step 2 could not be saved: .*goes on from step_000001"):
             asyncio.run(checkpoints.save(RunState(2), write))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -141,6 +141,59 @@ def test_a_crash_at_any_moment_of_saving_a_step_again_leaves_one_to_load(
     save(checkpoints, 2, "newest")
     assert (checkpoints.find("latest") / "trainer" / "weights").read_text() == "newest"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000002"]
+
+
+def test_who_goes_back_finds_the_latest_and_the_best_of_his_own_line(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 9)
+    save(checkpoints, 5, best=0.3, best_step=5)
+    save(checkpoints, 8, best=0.5, best_step=8)
+    save(checkpoints, 10, best=0.9, best_step=10)
+    state = checkpoints.go_on_from(tmp_path / "step_000008")
+    assert (state.step, state.best, state.best_step) == (8, 0.5, 8)
+    assert checkpoints.find("latest") == checkpoints.find("best") == tmp_path / "step_000008"
+    save(checkpoints, 10, best=0.5, best_step=8)
+    assert checkpoints.find("best").name == "step_000008" and checkpoints.find("latest").name == "step_000010"
+    shutil.rmtree(tmp_path / "step_000008")
+    gone = checkpoints.go_on_from(tmp_path / "step_000010")
+    assert gone.best is None and gone.best_step is None
+    with pytest.raises(ConfigError, match="--resume best: there is no checkpoint"):
+        checkpoints.find("best")
+
+
+def test_a_best_whose_folder_another_line_has_taken_is_forgotten(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, 9)
+    for step, best in ((5, 5), (8, 8), (10, 8)):
+        save(checkpoints, step, best=best / 10, best_step=best)
+    checkpoints.go_on_from(tmp_path / "step_000005")
+    save(checkpoints, 8, best=0.5, best_step=5)
+    assert checkpoints.go_on_from(tmp_path / "step_000010").best is None
+    assert not (tmp_path / "best").exists()
+    checkpoints.go_on_from(tmp_path / "step_000008")
+    assert checkpoints.find("best").name == "step_000005"
+
+
+@pytest.mark.parametrize("marker", ["best", "latest"])
+def test_a_marker_that_cannot_be_written_is_loud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marker: str) -> None:
+    checkpoints = Checkpoints(tmp_path, 1)
+    save(checkpoints, 1, best=0.1, best_step=1)
+    replace = os.replace
+
+    def refuse(source: Any, target: Any) -> None:
+        if Path(target).name == marker:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", refuse)
+    left = "step_000002" if marker == "best" else "step_000001"
+    with pytest.raises(RunStoppedError, match=f"No space left.*goes on from {left}"):
+        save(checkpoints, 2, best=0.2, best_step=2)
+    assert checkpoints.find("latest").name == left
+
+
+@pytest.mark.parametrize("which", ["", ".", "..", "/", "step_9"])
+def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path, which: str) -> None:
+    with pytest.raises(ConfigError, match="not the folder of a checkpoint"):
+        Checkpoints(tmp_path, 1).find(which)
 
 
 def test_half_a_checkpoint_is_not_found(tmp_path: Path) -> None:

@@ -143,6 +143,28 @@ async def test_the_best_evaluated_checkpoint_is_marked_and_stays(tmp_path: Path)
     assert loop.checkpoints.find("best").name == "step_000002"
 
 
+async def test_a_run_that_goes_back_behind_its_best_has_another(tmp_path: Path) -> None:
+    more = {"eval": {"every": 1}, "ckpt": {"every": 1}, "rollout": {"n_samples": 2, "sampler": "in_order"}}
+    back = None
+    for scores, best in (([0.1, 0.5, 0.2, 0.9], "step_000003"), ([0.3, 0.4], "step_000001")):
+        loop, _, _ = make_loop(tmp_path, tasks(20), more=more, max_staleness=0, steps=3, resume=back)
+        loop.checkpoints.keep = 9
+        coming = iter(scores)
+
+        class Scripted:
+            episodes = 1
+
+            async def run(self, coming: Any = coming) -> dict[str, float]:
+                return {"eval/score/mean": next(coming), "eval/reward/mean": 0.0}
+
+        loop.evaluation.evaluator = Scripted()  # type: ignore[assignment]
+        if back is not None:
+            await loop.restore(back)
+        await loop.run()
+        assert loop.checkpoints.find("best").name == best
+        back = loop.checkpoints.folder / "step_000002"
+
+
 @pytest.mark.parametrize(("best_by", "best"), [("eval/pass@4", 3), ("eval/other", None), ("none", None)])
 async def test_the_best_checkpoint_is_so_by_a_metric_of_ones_own(
     best_by: str, best: int | None, tmp_path: Path
