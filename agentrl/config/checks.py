@@ -16,7 +16,7 @@ from .best_metric import check_best_by
 from .check_data import check_data, check_dataset
 from .check_optimizer import check_optimizer, check_sharding
 from .config import Config
-from .how import AlgoSection, LoraSection
+from .how import AlgoSection, LoraSection, WatchdogSection
 from .supervised import AnswersSection, DpoConfig, ExamplesSection, PairsSection, SftConfig, SupervisedConfig
 
 TRAINING_ENGINES = ("vllm", "scripted")
@@ -55,6 +55,7 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     check_sharding(config)
     check_sources(config)
     check_best_by(config)
+    _check_watchdog(config.watchdog)
     _check_replay(config)
     check_engine(config, TRAINING_ENGINES)
 
@@ -184,6 +185,14 @@ def _check_proximal(config: Config) -> None:
         )
 
 
+def _check_watchdog(watchdog: WatchdogSection) -> None:
+    if "warn_after" in watchdog.changed() and watchdog.warn_after >= watchdog.fail_after:
+        raise ConfigError(
+            f"--watchdog.warn-after {watchdog.warn_after:g} must be below --watchdog.fail-after {watchdog.fail_after:g}: what is "
+            "awaited is named before it fails."
+        )
+
+
 def _check_replay(config: Config) -> None:
     """A replay plays nothing, so it cannot evaluate and reads no options of the engines."""
     if config.run.replay is None:
@@ -203,6 +212,12 @@ def _check_stale(config: Config) -> None:
     for flag, is_given in given.items():
         if is_given and config.train.stale != "drop":
             raise ConfigError(f"{flag} needs --train.stale drop: under wait no group ever gets too old.")
+    waits_in_order = config.rollout.order == "in_order" and not config.rollout.mask_stale_tokens
+    if config.rollout.oversample > 1 and waits_in_order:
+        raise ConfigError(
+            f"--rollout.oversample {config.rollout.oversample:g} needs --rollout.order first_done (or --rollout.mask-stale-tokens): "
+            "in order a batch waits for the oldest groups all the same, and what is played beyond them gets too old."
+        )
 
 
 def _check_batch(config: Config) -> None:
@@ -318,6 +333,7 @@ def check_supervised(config: SupervisedConfig) -> None:
     if config.parallel.ranks > train.batch:
         raise ConfigError(f"--parallel.ranks {config.parallel.ranks} is more than --train.batch {train.batch}.")
     _check_kind(config)
+    _check_watchdog(config.watchdog)
     _check_template(data)
     check_optimizer(config)
     _check_adapters(config.lora)

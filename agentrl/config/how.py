@@ -51,7 +51,8 @@ class RolloutSection(Section):
     order: Literal["in_order", "first_done"] = "in_order"
     """in_order: a batch is the oldest task draws; first_done: the groups that finished first (needs train.stale drop)."""
     oversample: float = Field(1.0, ge=1.0)
-    """This many times the groups that are needed are in flight (above 1 needs train.stale drop)."""
+    """This many times the groups that are needed are in flight (above 1 needs train.stale drop and order first_done, or
+    mask_stale_tokens)."""
     mask_stale_tokens: bool = False
     """Leave tokens older than train.max_staleness out of the loss, and hold no batch back for their sake."""
     retries: int = Field(3, ge=0)
@@ -378,7 +379,7 @@ class WatchdogSection(Section):
     """Nothing is awaited for ever."""
 
     warn_after: float = Field(60.0, gt=0)
-    """Seconds after which whatever is awaited is named in the log."""
+    """Seconds after which whatever is awaited is named in the log; half of fail_after where that is less."""
     fail_after: float = Field(600.0, gt=0)
     """Seconds after which it fails or is issued again."""
     reserve_timeout_s: float = Field(600.0, gt=0)

@@ -105,6 +105,7 @@ def _rollouts(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
     return {
         "train.batch_groups": batch,
         "rollout.oversample": generated / batch if more else None,
+        "rollout.order": "first_done" if more else None,
         "train.stale": "drop" if more else None,
         "rollout.n_samples": theirs["rollout.n_samples_per_prompt"],
         "rollout.temperature": theirs["rollout.temperature"],

@@ -71,6 +71,7 @@ class GroupLedger:
         self._held_up_by: int | None = None
         self._unchecked = list(self._groups.values())
         self._out_of_tasks = False
+        self._again: set[int] = set()
 
     # ------------------------------------------------------------------ what is there
 
@@ -128,7 +129,8 @@ class GroupLedger:
         if not group.finished:
             return GroupState(group.draw, group.version, False)
         oldest, newest = group.versions()
-        return GroupState(group.draw, newest if self._rollout.mask_stale_tokens else oldest, True, group.ended)
+        version = newest if self._rollout.mask_stale_tokens else oldest
+        return GroupState(group.draw, version, True, group.ended, group.draw in self._again)
 
     def held(self) -> HeldRollouts:
         """What a checkpoint of this moment has to keep. Finished groups keep their episodes, the others begin again."""
@@ -187,6 +189,7 @@ class GroupLedger:
         old = too_old(replace(self.state(), groups=GroupStates(waiting, self._state_of)))
         for draw in old:
             self._drop(self._groups[draw], "stale")
+            self._again.add(draw)
             bisect.insort(self._reissue, draw)
         return bool(old)
 
@@ -222,6 +225,7 @@ class GroupLedger:
             self._wanted -= len(self._training)
         for group in self._training:
             group.outcome = "trained"
+        self._again.difference_update(group.draw for group in self._training)
         self._training = []
         self._unchecked = [group for group in self._groups.values() if group.finished]
         self.draining = False

@@ -25,13 +25,20 @@ class GroupState:
     """A group that holds a place and is not being trained.
 
     `version` = the engines' at its dispatch; of a finished group that of its oldest token, which counts against the
-    bound (with masking of stale tokens: of its newest). `ended` = its rank among the finished.
+    bound (with masking of stale tokens: of its newest). `ended` = its rank among the finished; `again` = its draw got too
+    old before.
     """
 
     draw: int
     version: int
     finished: bool
     ended: int = 0
+    again: bool = False
+
+    @property
+    def turn(self) -> tuple[bool, int]:
+        """First done, first taken; before them the oldest of those that were dropped, or the same ones might be so for ever."""
+        return not self.again, self.draw if self.again else self.ended
 
 
 @dataclass(frozen=True)
@@ -81,14 +88,14 @@ def close_batch(state: RolloutState) -> list[int] | None:
     """Draws of the next batch; None = wait. Groups that are `too_old` must have been dropped.
 
     In order: the oldest draws that hold places, when all of them are finished; where stale tokens are masked, the oldest
-    of those that are. First done: the first to have finished. A short batch is closed when the data is used up and nothing
+    of those that are. First done: the first to have finished, those that were dropped before them. A short batch is closed when the data is used up and nothing
     is in flight.
     """
     if held_up_by(state) is not None:
         return None
     finished: Iterable[GroupState] = (group for group in state.groups if group.finished)
     if state.order == "first_done":
-        finished = sorted(finished, key=lambda group: group.ended)
+        finished = sorted(finished, key=lambda group: group.turn)
     batch = list(itertools.islice(finished, state.batch_groups))
     short = len(batch) < state.batch_groups
     if not batch or (short and not (state.exhausted and len(batch) == len(state.groups))):

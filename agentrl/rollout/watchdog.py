@@ -21,17 +21,19 @@ async def within(
     warn_after: float,
     fail_after: float,
 ) -> T:
-    """Await; log a warning that names `what` after `warn_after` seconds; InfrastructureError after `fail_after`.
+    """Await; log a warning that names `what` after `warn_after` seconds, half of `fail_after` at the latest;
+    InfrastructureError after `fail_after`.
 
     What is given up, here or by a caller that is cancelled, is cancelled too and has CLEAN_UP_S to come to its end.
     """
     task = asyncio.ensure_future(awaitable)
     named = what if callable(what) else lambda: what
+    quiet = min(warn_after, fail_after / 2)
     try:
-        done, _ = await asyncio.wait([task], timeout=min(warn_after, fail_after))
-        if not done and fail_after > warn_after:
-            log.warning("waiting for %.0f s for %s", warn_after, named())
-            done, _ = await asyncio.wait([task], timeout=fail_after - warn_after)
+        done, _ = await asyncio.wait([task], timeout=quiet)
+        if not done:
+            log.warning("waiting for %.0f s for %s", quiet, named())
+            done, _ = await asyncio.wait([task], timeout=fail_after - quiet)
         if not done:
             raise InfrastructureError(f"waited {fail_after:g} s for {named()}")
         return task.result()

@@ -57,6 +57,14 @@ def test_the_defaults_pass() -> None:
         ({"train": {"max_staleness": 0}, "rollout": {"partial": True}}, "rollout.partial"),
         ({"rollout": {"order": "first_done"}}, "rollout.order first_done needs --train.stale drop"),
         ({"rollout": {"oversample": 1.5}}, "rollout.oversample 1.5 needs --train.stale drop"),
+        (
+            {"rollout": {"oversample": 1.5}, "train": {"stale": "drop"}},
+            "oversample 1.5 needs --rollout.order first_done",
+        ),
+        (
+            {"watchdog": {"warn_after": 9, "fail_after": 9}},
+            "watchdog.warn-after 9 must be below --watchdog.fail-after 9",
+        ),
         ({"run": {"replay": "nowhere"}}, "--replay nowhere: there are no step_"),
         ({"run": {"replay": "nowhere"}, "eval": {"every": 2}}, "eval.every is not used with --replay"),
         ({"train": {"batch_groups": 3, "updates_per_batch": 5}}, "updates-per-batch 5"),
@@ -142,7 +150,9 @@ def test_options_that_are_used_pass() -> None:
     check(critic={"schedule": "cosine", "min_lr_ratio": 0.1}, optim={"schedule": "constant"}, values=True)
     check(algo={"filter": {"range": (0.1, 0.9)}}, filters=True)
     check(algo={"correction": "tis", "correction_range": (0.0, 2.0)}, train={"max_staleness": 0})
-    check(rollout={"order": "first_done", "oversample": 1.5, "mask_stale_tokens": True}, train={"stale": "drop"})
+    check(rollout={"order": "first_done", "oversample": 1.5}, train={"stale": "drop"})
+    check(rollout={"oversample": 1.5, "mask_stale_tokens": True}, train={"stale": "drop"})
+    check(watchdog={"fail_after": 20})
     check(algo={"name": "cispo", "clip": (1.0, 0.3)}, grouped=True)
     check(lora={"rank": 8, "alpha": 8, "targets": "all-linear"})
     check(parallel={"offload_optimizer": True, "offload_params": True, "zero_stage": 3})

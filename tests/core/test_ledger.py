@@ -28,7 +28,7 @@ RULES = [
     {"train": {"stale": "wait"}, "rollout": {"mask_stale_tokens": True}},
     {"train": {"stale": "drop"}, "rollout": {"order": "first_done"}},
     {"train": {"stale": "drop"}, "rollout": {"order": "first_done", "oversample": 1.5}},
-    {"train": {"stale": "drop"}, "rollout": {"oversample": 2.0}},
+    {"train": {"stale": "drop"}, "rollout": {"oversample": 2.0, "mask_stale_tokens": True}},
     {"train": {"stale": "drop"}, "rollout": {"order": "first_done", "oversample": 2.5, "mask_stale_tokens": True}},
 ]
 
@@ -224,6 +224,36 @@ class Rollouts(RuleBasedStateMachine):
 
 Rollouts.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestRollouts = Rollouts.TestCase
+
+
+@pytest.mark.parametrize(("oversample", "staleness", "batch"), [(1.2, 1, 4), (1.5, 2, 8), (2.0, 1, 4), (1.5, 0, 2)])
+def test_no_draw_gets_too_old_for_ever(oversample: float, staleness: int, batch: int) -> None:
+    """Episodes that end at once: more finish than are trained, so some are dropped in every step, but not the same ones."""
+    rules = {"train": {"stale": "drop"}, "rollout": {"order": "first_done", "oversample": oversample}}
+    ledger = GroupLedger(configure(rules, batch, staleness), draws=None, wanted=None, keep=lambda group: True)
+    plays: Counter[int] = Counter()
+    trained: set[int] = set()
+
+    def fill() -> None:
+        while (draw := ledger.next_to_start()) is not None:
+            group = ledger.start(draw, Task(str(draw)))
+            assert group is not None
+            plays[draw] += 1
+            for sample in range(MEMBERS):
+                ledger.end(group, episode(1.0, sample=sample, rows=[row(1, versions=[ledger.version])]))
+
+    fill()
+    for step in range(40):
+        if step == 20:
+            begun = ledger.next_draw
+        while ledger.drop_stale():
+            fill()
+        taken = ledger.take()
+        assert taken is not None
+        trained |= {group.draw for group in taken.groups}
+        ledger.settle(ledger.version + 1)
+        fill()
+    assert set(range(begun)) <= trained and max(plays.values()) <= 3
 
 
 def test_what_a_checkpoint_keeps_comes_back_exactly(tmp_path: Path) -> None:

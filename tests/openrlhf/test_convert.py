@@ -58,7 +58,7 @@ LINES: list[tuple[str, dict[str, Any]]] = [
     ("--actor.eps_clip_low_high 0.2 0.27", {"algo.clip": [0.2, 0.27]}),
     ("--actor.optim muon --actor.adam.lr 2e-5", {"optim.name": "muon", "parallel.zero_stage": 0, "optim.lr": 2e-5}),
     ("--train.async_enable --train.async_queue_size 3 --train.partial_rollout_enable", {"train.max_staleness": 3}),
-    ("--rollout.vllm_generate_batch_size 1536 --train.async_enable", {"rollout.oversample": 1.5, "train.stale": "drop"}),
+    ("--rollout.vllm_generate_batch_size 1536 --train.async_enable", {"rollout.oversample": 1.5, "rollout.order": "first_done"}),
     ("--algo.advantage.estimator group_norm --algo.advantage.no_std_norm", {"algo.advantage": "dr_grpo"}),
     ("--algo.advantage.is_correction_enable --algo.advantage.is_correction_type seq-mask-tis", {"algo.correction": "seq_mask_tis"}),
     ("--algo.kl.use_loss --algo.kl.estimator k2 --algo.kl.target 0.1", {"algo.kl.where": "loss", "algo.kl.target": 0.1}),
