@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import ConfigError, DataError, InfrastructureError, RunStoppedError
+from .disk import writing
+from .errors import AgentRLError, ConfigError, DataError, InfrastructureError, RunStoppedError
 
 PART, OLD, PINNED = ".part", ".old", "pinned"
 NAME = re.compile(r"step_\d+(\.old)?")
@@ -80,13 +81,26 @@ class Checkpoints:
         state = read_state(checkpoint)
         if checkpoint.parent.resolve() != self.folder.resolve():
             return replace(state, best=None, best_step=None)
-        self._mark("latest", checkpoint.stem)
+        with writing(self.folder):
+            self._mark("latest", checkpoint.stem)
+            return self._best_of(state)
+
+    def _best_of(self, state: RunState) -> RunState:
         best = self.folder / f"step_{state.best_step or 0:06d}"
         if state.best_step is not None and self._is_whole(best) and read_state(best).best == state.best:
             self._mark("best", best.name)
             return state
         (self.folder / "best").unlink(missing_ok=True)
         return replace(state, best=None, best_step=None)
+
+    async def then(self, what: str, call: Awaitable[None]) -> None:
+        """`call`, once the run is saved. Raises RunStoppedError when it fails, and says what is left."""
+        try:
+            await call
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise RunStoppedError(f"{what} failed: {_in_words(error)}. {self.way_on()}") from error
 
     def _name(self, part: Path, target: Path) -> None:
         """`part` takes the name of `target`. One that has the name already stays loadable until then."""
@@ -106,9 +120,7 @@ class Checkpoints:
         _sync(self.folder)
 
     def _failed(self, step: int, error: Exception) -> str:
-        """In one paragraph: of an error that crossed a process the last line is what was raised there."""
-        cause = (str(error).strip() or "no message").splitlines()[-1]
-        return f"the checkpoint of step {step} could not be saved: {type(error).__name__}: {cause}. {self.way_on()}"
+        return f"the checkpoint of step {step} could not be saved: {_in_words(error)}. {self.way_on()}"
 
     def way_on(self) -> str:
         """What `--resume latest` would go on from, as a sentence."""
@@ -149,6 +161,12 @@ class Checkpoints:
         if not self._is_whole(found):
             raise ConfigError(f"--resume {which}: this is not the folder of a checkpoint.")
         return found
+
+
+def _in_words(error: Exception) -> str:
+    """Of an error that crossed a process the last line is what was raised there."""
+    cause = (str(error).strip() or "no message").splitlines()[-1]
+    return f"{type(error).__name__}: {cause}"
 
 
 def step_of(folder: Path) -> int:

@@ -223,7 +223,8 @@ class Loop:
         await self.save()
         self.record_unfinished()
         async with self.sync.training():
-            await self.sync.watched(self.sync.trainer.export(self.folder.final), "the export of the model")
+            exporting = self.sync.watched(self.sync.trainer.export(self.folder.final), "the export of the model")
+            await self.checkpoints.then(f"the export of the model to {self.folder.final}", exporting)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step > 0 and self.step % every == 0

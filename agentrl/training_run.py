@@ -181,12 +181,20 @@ async def _leave(loop: Loop) -> None:
         if loop.resumable:
             await loop.save()
     finally:
-        loop.record_unfinished()
+        _record_unfinished(loop)
 
 
 async def _give_up(loop: Loop) -> None:
     await loop.stop()
-    loop.record_unfinished()
+    _record_unfinished(loop)
+
+
+def _record_unfinished(loop: Loop) -> None:
+    """Where the disk takes no records any more, that is not what the run ends with."""
+    try:
+        loop.record_unfinished()
+    except InfrastructureError as error:
+        log.warning("the groups that were in flight are in no record: %s", error)
 
 
 def _epitaph(loop: Loop, error: BaseException) -> str:

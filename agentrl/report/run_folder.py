@@ -10,13 +10,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ..disk import writing
 from ..errors import ConfigError
 from .finite import finite
 from .record import JSON_LINES, json_line
 
 
 class RunFolder:
-    """Everything a run writes. Lines are flushed as they are written, so a crash loses at most the line under way."""
+    """Everything a run writes. Lines are flushed as they are written, so a crash loses at most the line under way. Raises
+    InfrastructureError where the disk refuses.
+    """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -38,10 +41,11 @@ class RunFolder:
 
     def begin(self, config: str, resumed_at: int | None) -> None:
         """Make the folder and save the configuration; records after the step a run goes on from move out of the way."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "config.toml").write_text(config)
-        if resumed_at is not None:
-            self.rewind(resumed_at)
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            (self.path / "config.toml").write_text(config)
+            if resumed_at is not None:
+                self.rewind(resumed_at)
 
     @property
     def metrics(self) -> Path:
@@ -76,7 +80,8 @@ class RunFolder:
 
     def add_rollouts(self, step: int, records: Iterable[dict[str, Any]]) -> None:
         path = self.rollouts(step)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
         _append(path, records)
 
     def amend_metrics(self, record: dict[str, Any]) -> None:
@@ -99,8 +104,9 @@ class RunFolder:
 
     def _rewrite(self, lines: list[str]) -> None:
         part = self.metrics.with_suffix(".part")
-        part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-        os.replace(part, self.metrics)
+        with writing(self.metrics):
+            part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+            os.replace(part, self.metrics)
 
     def rewind(self, step: int) -> None:
         """Records after `step` move to superseded/, so that steps rise by one across a resume."""
@@ -119,7 +125,7 @@ class RunFolder:
 
 
 def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    with path.open("a", **JSON_LINES) as file:
+    with writing(path), path.open("a", **JSON_LINES) as file:
         for record in records:
             file.write(json_line(record))
 

@@ -127,7 +127,8 @@ class SupervisedLoop:
                 self.trainer.evaluate(self.examples.items[: self.config.eval.samples]), "the scale of the scores"
             )
         await self.save()
-        await self._watched(self.trainer.export(self.folder.final), "the export of the model")
+        exporting = self._watched(self.trainer.export(self.folder.final), "the export of the model")
+        await self.checkpoints.then(f"the export of the model to {self.folder.final}", exporting)
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step > 0 and self.step % every == 0
