@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from .training import Trainer
 from .weight_sync import WeightSync
 
 log = logging.getLogger(__name__)
+Describe = Callable[[], Awaitable[dict[str, Any]]]
 StartTrainer = Callable[[Config, str, str, int, float], Awaitable[Trainer]]
 
 
@@ -74,8 +76,10 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
     """
     reporter.stage(f"starting {_processes(parts.config)}")
     async with AsyncExitStack() as stack:
+        status = StatusFile(parts.folder.status, _starting(_state(parts)))
+        stack.push_async_callback(_cancelled, asyncio.create_task(status.keep()))
         if parts.config.engine.colocated:
-            await _run_colocated(parts, stack, reporter)
+            await _run_colocated(parts, stack, reporter, status)
             return
         trainer_starts = asyncio.ensure_future(_start_trainer(parts))
         stack.push_async_callback(_close_trainer, trainer_starts)
@@ -87,7 +91,7 @@ async def train_run(parts: RunParts, reporter: Reporter) -> None:
             await asyncio.gather(stack.enter_async_context(cluster), trainer_starts)
             loop = _kept_loop(parts, cluster, trainer_starts.result(), reporter, stack)
             pool = cluster.pool
-        stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, pool).keep()))
+        status.describe = _describing(loop, pool)
         await _run(parts, loop)
 
 
@@ -98,7 +102,7 @@ def _processes(config: Config) -> str:
     return f"{config.engine.count} engine{'s' * (config.engine.count > 1)}, the rollout workers and {ranks}"
 
 
-async def _run_colocated(parts: RunParts, stack: AsyncExitStack, reporter: Reporter) -> None:
+async def _run_colocated(parts: RunParts, stack: AsyncExitStack, reporter: Reporter, status: StatusFile) -> None:
     """As `train_run`, but the engine sleeps before the trainer loads: there is room for one of them."""
     cluster = await stack.enter_async_context(Cluster(parts.ready, parts.folder.images, parts.reservation))
     await EngineFleet(cluster.engines).sleep()
@@ -106,7 +110,7 @@ async def _run_colocated(parts: RunParts, stack: AsyncExitStack, reporter: Repor
     stack.push_async_callback(_close_trainer, trainer_starts)
     loop = _kept_loop(parts, cluster, await trainer_starts, reporter, stack)
     await loop.sync.wake()
-    stack.push_async_callback(_cancelled, asyncio.create_task(_status_file(parts, loop, cluster.pool).keep()))
+    status.describe = _describing(loop, cluster.pool)
     await _run(parts, loop)
 
 
@@ -118,14 +122,25 @@ def _kept_loop(parts: RunParts, cluster: Cluster, trainer: Trainer, reporter: Re
     return loop
 
 
-def _status_file(parts: RunParts, loop: Loop, pool: WorkerPool | None) -> StatusFile:
+def _starting(state: RunState) -> Describe:
+    """What is said of a run whose processes start."""
+    began = time.monotonic()
+
+    async def describe() -> dict[str, Any]:
+        seconds = round(time.monotonic() - began, 1)
+        return {"step": state.step, "version": state.version, "doing": "starting", "seconds": seconds, "groups": []}
+
+    return describe
+
+
+def _describing(loop: Loop, pool: WorkerPool | None) -> Describe:
     async def describe() -> dict[str, Any]:
         batches = loop.dispatcher
         if pool is not None and isinstance(batches, Dispatcher):
             batches.stages.seen(await pool.stages())
         return loop.status()
 
-    return StatusFile(parts.folder.status, describe)
+    return describe
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

@@ -18,20 +18,31 @@ log = logging.getLogger(__name__)
 
 
 class StatusFile:
-    """`status.json`, written whole every EVERY_S seconds while a run lives. `describe` gives its content."""
+    """`status.json`, written whole every EVERY_S seconds while a run lives. `describe` gives its content, and may be another
+    function from some moment on.
+    """
 
     def __init__(self, path: Path, describe: Callable[[], Awaitable[dict[str, Any]]]) -> None:
         self._path = path
-        self._describe = describe
+        self.describe = describe
 
     async def keep(self) -> None:
         """Until cancelled; the last word is then that the run has ended."""
         try:
             while True:
-                self._write(await self._describe())
+                await self._look()
                 await asyncio.sleep(EVERY_S)
         finally:
             self._write({"ended": True})
+
+    async def _look(self) -> None:
+        """A look that fails leaves what was written before."""
+        try:
+            content = await self.describe()
+        except Exception as error:
+            log.warning("%s is not up to date: %s: %s", self._path, type(error).__name__, error)
+        else:
+            self._write(content)
 
     def _write(self, content: dict[str, Any]) -> None:
         """A run does not end because this file cannot be written."""

@@ -51,7 +51,9 @@ class Curriculum(TaskSource):
         self._by_pass_rate = by_pass_rate
         self._retire_after = retire_after
         self._records = [PassRecord() for _ in range(len(self._sequence))]
+        self._weights = np.full(len(self._sequence), PassRecord().weight)
         self._assigned: dict[int, int] = {}
+        self._noted: set[int] = set()
         self._place = 0
 
     def at(self, draw: int) -> Task | None:
@@ -68,11 +70,11 @@ class Curriculum(TaskSource):
         return 0 < self._retire_after <= self._records[index].streak
 
     def _by_rate(self, draw: int) -> int | None:
-        weights = np.array([0.0 if self._retired(i) else r.weight for i, r in enumerate(self._records)])
-        if not weights.any():
+        edges = self._weights.cumsum()
+        if not edges[-1]:
             return None
-        generator = np.random.default_rng(derive(self._seed, "tasks", draw))
-        return int(generator.choice(len(weights), p=weights / weights.sum()))
+        point = np.random.default_rng(derive(self._seed, "tasks", draw)).random() * edges[-1]
+        return int(np.searchsorted(edges, point, side="right"))
 
     def _next(self) -> int | None:
         """The next task of the pass that is not retired."""
@@ -84,22 +86,33 @@ class Curriculum(TaskSource):
         return None
 
     def note(self, draw: int, scores: Sequence[float]) -> None:
-        if draw in self._assigned:
-            self._records[self._assigned[draw]].add(scores)
+        """The first time a draw's group finishes it counts; a group that got too old is played again with the same seeds."""
+        if draw not in self._assigned or draw in self._noted:
+            return
+        self._noted.add(draw)
+        index = self._assigned[draw]
+        self._records[index].add(scores)
+        self._weigh(index)
+
+    def _weigh(self, index: int) -> None:
+        self._weights[index] = 0.0 if self._retired(index) else self._records[index].weight
 
     def forget(self, alive: Collection[int]) -> None:
         self._assigned = {draw: index for draw, index in self._assigned.items() if draw in alive}
+        self._noted &= self._assigned.keys()
 
     def state(self) -> dict[str, Any]:
         records = {str(i): astuple(record) for i, record in enumerate(self._records) if record.played}
         assigned = {str(draw): index for draw, index in self._assigned.items()}
-        return {"place": self._place, "records": records, "assigned": assigned}
+        return {"place": self._place, "records": records, "assigned": assigned, "noted": sorted(self._noted)}
 
     def restore(self, state: dict[str, Any] | None) -> None:
         if state is None:
             return
         self._place = state["place"]
         self._assigned = {int(draw): index for draw, index in state["assigned"].items()}
+        self._noted = set(state.get("noted", ()))
         for index, values in state["records"].items():
             if int(index) < len(self._records):
                 self._records[int(index)] = PassRecord(*values)
+                self._weigh(int(index))

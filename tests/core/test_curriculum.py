@@ -72,6 +72,16 @@ def test_tasks_of_middling_difficulty_come_most_often() -> None:
     assert counts["1"] > 5 * max(counts["0"], counts["2"])
 
 
+def test_a_draw_that_is_played_again_counts_once_also_after_a_resume() -> None:
+    tasks = source(2, retire_after=2)
+    first = played(tasks, 0, 1.0)
+    tasks.note(0, (1.0,))
+    resumed = again(tasks, n=2, retire_after=2)
+    resumed.note(0, (1.0,))
+    assert [played(resumed, draw, 1.0) for draw in (1, 2)] == ["1", first]
+    assert played(resumed, 3, 1.0) == "1", "the first is solved twice now, and left out"
+
+
 def test_a_stream_has_no_pass_rates() -> None:
     with pytest.raises(ConfigError, match="retire-after"):
         Curriculum(iter([Task("a")]), seed=0, shuffle=False, by_pass_rate=False, retire_after=1)

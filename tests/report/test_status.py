@@ -16,7 +16,10 @@ from agentrl.rollout.stages import PLAYED, Stages
 from .builders import episode, group
 
 
-async def test_the_file_is_kept_while_the_run_lives_and_then_says_so(tmp_path: Path) -> None:
+async def test_the_file_is_kept_while_the_run_lives_and_then_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one look at the run fails."""
     stages = Stages()
     old, new = group(episode(sample=0), episode(sample=1), draw=3), group(episode(sample=0), draw=4)
     old.n, new.n = 3, 2
@@ -24,9 +27,14 @@ async def test_the_file_is_kept_while_the_run_lives_and_then_says_so(tmp_path: P
     stages.enter("000003-2", PLAYED)
     stages.enter("000004-1", "waits for a seat")
     stages.seen({"000003-2": "waits for the engine (000003-2-0)", "000004-1": "not there"})
-    written = asyncio.Event()
+    written, looks = asyncio.Event(), 0
+    monkeypatch.setattr("agentrl.report.status.EVERY_S", 0.01)
 
     async def content() -> dict[str, object]:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise RuntimeError("no answer")
         asyncio.get_running_loop().call_soon(written.set)
         groups = [stages.of_group(one, "in flight") for one in (new, old)]
         return {"step": 7, "version": 6, "doing": "waiting for a batch", "seconds": 12.0, "groups": groups}
