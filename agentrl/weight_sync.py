@@ -63,9 +63,10 @@ class WeightSync:
 
     async def publish(self, version: int) -> None:
         """The trainer's weights on every engine under a new version; what they run goes on with them. The caller holds
-        `trainer_free`: an engine that joins meanwhile would get neither the old version nor the new one.
+        `trainer_free`: an engine that joins meanwhile would get neither the old version nor the new one. A replay has
+        no engine, and copies nothing.
         """
-        if not self.colocated:
+        if self.fleet.engines and not self.colocated:
             async with self._published(version) as source:
                 await self.fleet.publish(source, version)
         self.version = version

@@ -98,7 +98,7 @@ def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
     source = held_out or make_source(config, ready.tasks)
     drawn = [(draw, task) for draw in range(command.tasks) if (task := source.at(draw)) is not None]
     return [
-        draw_order(config, ready.limits, draw, sample, task)
+        draw_order(config, ready.limits, draw, sample, task, draw % config.engine.count)
         for draw, task in drawn
         for sample in range(command.best_of or command.samples)
     ]

@@ -12,6 +12,7 @@ from ..env import Task
 from ..errors import ConfigError
 from ..seeds import derive
 from .task_source import TaskSource
+from .weighted import Weighted
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Curriculum(TaskSource):
         self._by_pass_rate = by_pass_rate
         self._retire_after = retire_after
         self._records = [PassRecord() for _ in range(len(self._sequence))]
-        self._weights = np.full(len(self._sequence), PassRecord().weight)
+        self._weights = Weighted(len(self._sequence), PassRecord().weight)
         self._assigned: dict[int, int] = {}
         self._noted: set[int] = set()
         self._place = 0
@@ -70,11 +71,7 @@ class Curriculum(TaskSource):
         return 0 < self._retire_after <= self._records[index].streak
 
     def _by_rate(self, draw: int) -> int | None:
-        edges = self._weights.cumsum()
-        if not edges[-1]:
-            return None
-        point = np.random.default_rng(derive(self._seed, "tasks", draw)).random() * edges[-1]
-        return int(np.searchsorted(edges, point, side="right"))
+        return self._weights.at(np.random.default_rng(derive(self._seed, "tasks", draw)).random())
 
     def _next(self) -> int | None:
         """The next task of the pass that is not retired."""
@@ -95,7 +92,7 @@ class Curriculum(TaskSource):
         self._weigh(index)
 
     def _weigh(self, index: int) -> None:
-        self._weights[index] = 0.0 if self._retired(index) else self._records[index].weight
+        self._weights.set(index, 0.0 if self._retired(index) else self._records[index].weight)
 
     def forget(self, alive: Collection[int]) -> None:
         self._assigned = {draw: index for draw, index in self._assigned.items() if draw in alive}

@@ -161,8 +161,7 @@ class Dispatcher:
             if group is not None:
                 engine = self.seats.least_loaded(group.n)
                 for sample in range(group.n):
-                    order = draw_order(self.config, self.limits, draw, sample, group.task)
-                    self._launch(group, replace(order, engine=engine))
+                    self._launch(group, draw_order(self.config, self.limits, draw, sample, group.task, engine))
         self._closable = True
         self._changed.set()
 

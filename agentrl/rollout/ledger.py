@@ -8,9 +8,9 @@ without a record, handed out for the record. A stale group is recorded and its d
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, overload
+from typing import Any
 
 from ..config import Config
 from ..env import Task
@@ -244,7 +244,7 @@ class GroupLedger:
         return left, owed
 
 
-class GroupStates(Sequence[GroupState]):
+class GroupStates:
     """Groups as the decisions see them, each made when it is looked at."""
 
     def __init__(self, groups: Mapping[int, Group], state_of: Callable[[Group], GroupState]) -> None:
@@ -256,10 +256,3 @@ class GroupStates(Sequence[GroupState]):
 
     def __iter__(self) -> Iterator[GroupState]:
         return map(self._state_of, self._groups.values())
-
-    @overload
-    def __getitem__(self, index: int) -> GroupState: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[GroupState]: ...
-    def __getitem__(self, index: int | slice) -> GroupState | list[GroupState]:
-        return list(self)[index]

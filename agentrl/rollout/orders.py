@@ -25,8 +25,10 @@ def rollout_sampling(rollout: RolloutSection) -> Sampling:
     )
 
 
-def draw_order(config: Config, limits: Limits, draw: int, sample: int, task: Task) -> EpisodeOrder:
-    """One member of a draw's group. It depends on the seed, the draw and the sample, so a retry or a resume repeats it."""
+def draw_order(config: Config, limits: Limits, draw: int, sample: int, task: Task, engine: int = 0) -> EpisodeOrder:
+    """One member of a draw's group. But for the engine it depends on the seed, the draw and the sample, so a retry or a
+    resume repeats it.
+    """
     seed = config.run.seed
     return EpisodeOrder(
         rollout_id=f"{draw_id(draw)}-{sample}",
@@ -38,7 +40,7 @@ def draw_order(config: Config, limits: Limits, draw: int, sample: int, task: Tas
         seed=sampling_seed(seed, draw, sample),
         sampling=rollout_sampling(config.rollout),
         limits=limits,
-        engine=draw % config.engine.count,
+        engine=engine,
     )
 
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 Order = Literal["in_order", "first_done"]
 
@@ -41,6 +41,14 @@ class GroupState:
         return not self.again, self.draw if self.again else self.ended
 
 
+class Groups(Protocol):
+    """How many there are, and each in its turn."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[GroupState]: ...
+
+
 @dataclass(frozen=True)
 class RolloutState:
     """All that the decisions look at. `groups` are by draw, and looked at no further than needed: they may be made on the
@@ -51,7 +59,7 @@ class RolloutState:
     version: int
     batch_groups: int
     max_staleness: int
-    groups: Sequence[GroupState]
+    groups: Groups
     training: int
     wanted: int | None = None
     exhausted: bool = False

@@ -6,9 +6,12 @@ import json
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl import ConfigError, Task
 from agentrl.rollout.curriculum import Curriculum
+from agentrl.rollout.weighted import Weighted
 
 
 def source(n: int = 4, *, by_pass_rate: bool = False, retire_after: int = 0, shuffle: bool = False) -> Curriculum:
@@ -80,6 +83,20 @@ def test_a_draw_that_is_played_again_counts_once_also_after_a_resume() -> None:
     resumed.note(0, (1.0,))
     assert [played(resumed, draw, 1.0) for draw in (1, 2)] == ["1", first]
     assert played(resumed, 3, 1.0) == "1", "the first is solved twice now, and left out"
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0, 1, exclude_max=True))
+def test_a_share_of_the_whole_weight_lies_where_adding_up_leads(weights: list[float], share: float) -> None:
+    choice = Weighted(len(weights), 1.0)
+    for index, weight in enumerate(weights):
+        choice.set(index, weight)
+    found = choice.at(share)
+    if found is None:
+        assert not any(weights)
+        return
+    point, slack = share * sum(weights), 1e-9
+    assert weights[found] > 0
+    assert sum(weights[:found]) - slack <= point <= sum(weights[: found + 1]) + slack
 
 
 def test_a_stream_has_no_pass_rates() -> None:
