@@ -54,7 +54,8 @@ class VLLMOptions:
     `stop_token_ids` are all the ids that end a turn: the checkpoint's own are never added. `kv_cache_gb` is GiB, for the
     CPU. `tool_parser` is one of vLLM's, or "json": Hermes' blocks read with json alone. `update_timeout_s` bounds a weight
     update, which comes by `transport`, `silence_timeout_s` the time without a token while answers are awaited; `sleeps` = it
-    shares its device with the trainer, in turn. `engine_args` go to vLLM's AsyncEngineArgs last; of those set here only TUNED are taken.
+    shares its device with the trainer, in turn. `engine_args` go to vLLM's AsyncEngineArgs last; of those set here only TUNED
+    are taken.
     """
 
     model: str

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import math
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,7 +39,6 @@ from agentrl.rollout.ledger import GroupLedger, signal_filter
 from agentrl.rollout.task_source import TaskSource
 from agentrl.rollout.worker import EpisodePlayer
 from agentrl.training import TrainReport
-from agentrl.training_run import _run
 from agentrl.trajectory import Row
 from agentrl.weight_sync import WeightSync
 
@@ -275,36 +272,6 @@ async def test_no_draw_is_lost_where_a_run_that_had_ended_goes_on(tmp_path: Path
             kept = [path.name for path in (tmp_path / "rollouts").iterdir()]
             assert f"step_{loop.step + 1:06d}.jsonl" in kept, "something was left over"
         checkpoint = loop.checkpoints.find("latest")
-
-
-async def test_a_disk_that_is_full_ends_the_run_in_one_paragraph(tmp_path: Path) -> None:
-    """For real: the records of the third step, and of what is in flight then, go to a device that has no room."""
-    (tmp_path / "rollouts").mkdir()
-    (tmp_path / "rollouts" / "step_000003.jsonl").symlink_to("/dev/full")
-    loop, _, _ = make_loop(tmp_path, tasks(20), more={"ckpt": {"every": 1}, "rollout": {"n_samples": 2}})
-    said = r"stopped after step 2: .*step_000003.jsonl cannot be written: No space left on device \(its disk has .*step_000002"
-    with pytest.raises(RunStoppedError, match=said):
-        await _run(SimpleNamespace(resume_from=None), loop)  # type: ignore[arg-type]
-    (tmp_path / "rollouts" / "step_000003.jsonl").unlink()
-    checkpoint = loop.checkpoints.find("latest")
-    again, _, _ = make_loop(tmp_path, tasks(20), more={"rollout": {"n_samples": 2}}, resume=checkpoint)
-    again.folder.begin("", 2)
-    await again.run()
-    assert [json.loads(line)["step"] for line in again.folder.metrics.open()] == list(range(1, 11))
-    assert Counter(record["draw"] for record in records(tmp_path)) == dict.fromkeys(range(20), 2)
-
-
-async def test_an_export_that_fails_says_what_is_left(tmp_path: Path) -> None:
-    loop, trainer, _ = make_loop(tmp_path, tasks(4))
-
-    async def fail(folder: Path) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    trainer.export = fail  # type: ignore[method-assign]
-    with pytest.raises(
-        RunStoppedError, match=r"export of the model to .*final failed: OSError.*goes on from step_000002"
-    ):
-        await loop.run()
 
 
 async def test_cancelling_finishes_the_step_and_owes_the_rest(tmp_path: Path) -> None:
