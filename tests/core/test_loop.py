@@ -429,7 +429,7 @@ async def test_an_episode_that_hangs_costs_itself_however_short_the_watch(tmp_pa
         return Reply([3, 1], hang=hangs)
 
     limits = {"episode_timeout_s": 0.7, "call_timeout_s": 0.4}
-    more = {"watchdog": {"warn_after": 0.1, "fail_after": 0.2}, "rollout": {"n_samples": 3, "retries": 1}}
+    more = {"watchdog": {"warn_after": 0.1, "fail_after": 0.2}, "rollout": {"n_samples": 3, "retries": 3}}
     loop, trainer, _ = make_loop(tmp_path, tasks(2), script=script, more=more, limits=limits, max_staleness=0)
     await loop.run()
     assert len(trainer.batches) == 1 and len(hung) == 6
