@@ -110,6 +110,7 @@ class _Episode:
             raise EnvError(f"the first observation is far longer than rollout.max_len = {self.limits.max_len} tokens")
         prompt = self.renderer.start(messages, await self._tools())
         self._keep(messages, prompt)
+        self.record.tools = list(prompt.tools)
         if len(prompt) >= self.limits.max_len:
             raise EnvError(f"the first prompt has {len(prompt)} tokens, rollout.max_len is {self.limits.max_len}")
         return prompt

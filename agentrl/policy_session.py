@@ -213,6 +213,7 @@ class PolicySession:
         if prompt.escaped:
             self.count("renderer/special_strings", prompt.escaped)
         self.record.messages += new
+        self.record.tools = list(prompt.tools)
         return _Context(prompt, self._place(turn, prompt), link)
 
     def _place(self, turn: Turn | None, prompt: Prompt) -> Node:

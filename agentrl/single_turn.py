@@ -46,6 +46,7 @@ class SingleTurnExecutor(AgentExecutorBase):
         prompt = ctx.renderer.start(messages, task.tools)
         ctx.keep_images(prompt.images)
         record.messages += messages
+        record.tools = list(prompt.tools)
         if prompt.escaped:
             record.metrics["renderer/special_strings"] = float(prompt.escaped)
         budget = ctx.budget(len(prompt))

@@ -93,7 +93,7 @@ class Row:
 
 
 class Trajectory:
-    """One episode. Every sampled token of a delivered generation lands in exactly one row with its mask set: the first
+    """One episode; `tools` = those that its last rendered prompt showed. Every sampled token of a delivered generation lands in exactly one row with its mask set: the first
     row that holds it, after exactly the tokens it was sampled after. Aborted generations are recorded, never trained.
     """
 
@@ -104,6 +104,7 @@ class Trajectory:
         self.env = env
         self.nodes: list[Node] = []
         self.messages: list[dict[str, Any]] = []
+        self.tools: list[dict[str, Any]] = []
         self.metrics: dict[str, float] = {}
         self.truncated = False
         self.finish_reason = ""

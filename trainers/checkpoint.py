@@ -39,7 +39,8 @@ class Counters:
 @dataclass(frozen=True)
 class About:
     """What a checkpoint was written of: enough to export it without the run. `lora` = LoraSection as a dict;
-    `head` = TEXT or SCORE; `config` = what the run found out and config.json is to hold.
+    `freeze_vision` = what reads pictures was not adapted; `head` = TEXT or SCORE; `config` = what the run found out and
+    config.json is to hold.
     """
 
     model: str
@@ -49,6 +50,7 @@ class About:
     lora: dict[str, Any]
     head: str = TEXT
     optimizer: str = "adamw"
+    freeze_vision: bool = False
     config: dict[str, Any] = field(default_factory=dict)
 
     @property

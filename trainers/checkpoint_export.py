@@ -14,8 +14,7 @@ from ..errors import DataError
 from .checkpoint import TAG, About
 from .ema import read_average
 from .export import adapter_weights, export_adapter, export_model, pad_apart, whole_weights
-from .lora import add_adapters
-from .models import SCORE, load_model
+from .models import SCORE, choose_trained, load_model
 
 _PREFIX = "policy_model."
 
@@ -38,8 +37,7 @@ def export_checkpoint(folder: Path, out: Path, *, model: str | None = None, aver
     about = About.read(folder)
     source = model or about.model
     policy = load_model(source, getattr(torch, about.dtype), trust_remote_code=about.trust_remote_code, head=about.head)
-    if about.adapted:
-        add_adapters(policy, LoraSection(**about.lora), frozen=[SCORE] if about.head == SCORE else [])
+    choose_trained(policy, LoraSection(**about.lora), freeze_vision=about.freeze_vision, head=about.head)
     average = {} if averaged is False else read_average(folder / TAG)
     if averaged and not average:
         raise DataError(f"{folder} holds no averaged weights: it was written without --optim.ema")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class Core:
             lora=config.lora.model_dump(),
             head=head,
             optimizer=config.optim.name,
+            freeze_vision=config.model.freeze_vision,
         )
         self._average = _average(config, self.backend)
 
@@ -100,6 +101,10 @@ class Core:
         """The model's weights have moved: take them into the moving average, where there is one."""
         if self._average is not None:
             self._average.update()
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the model holds the weights that `export` writes: averaged ones where an average is kept."""
+        return nullcontext() if self._average is None else self._average.in_place()
 
     def made(self, norm: float, what: str, step: int, rows: Sequence[Row]) -> bool:
         """Whether an update with a gradient of this norm was made. If not its step is bad, see `bad`."""
@@ -157,6 +162,7 @@ class Core:
     def load(self, folder: Path) -> None:
         """The state that `save` wrote with as many ranks. Raises DataError when the folder holds another."""
         self.counters = load_state(self.backend, self._about, folder)
+        self.describe(**About.read(folder).config)
         if self._average is not None:
             self._average.load(folder / TAG, joined=(folder / TAG / UNIVERSAL).is_file())
 
@@ -165,7 +171,7 @@ class Core:
         processor, chat template; a LoRA adapter once more by itself in `adapter/`.
         """
         model, first = self.reader.policy.model, self.rank == 0
-        with nullcontext() if self._average is None else self._average.in_place():
+        with self.averaged():
             weights = self._weights()
             adapter = adapter_weights(model, self.backend, keep=first)
             if first:

@@ -29,13 +29,14 @@ class WeightAverage:
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._live: dict[str, Tensor] = {}
         self._sharded: list[Any] = []
-        if sharded or dist.get_rank() == 0:
-            for name, parameter in model.named_parameters():
-                if parameter.requires_grad:
-                    self._sharded += [parameter] if sharded else []
-                    self._shapes[name] = tuple(parameter.ds_shape) if sharded else tuple(parameter.shape)
-                    self._live[name] = parameter.ds_tensor if sharded else parameter.data
-        self._average = {name: tensor.float().clone() for name, tensor in self._live.items()}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                self._sharded += [parameter] if sharded else []
+                self._shapes[name] = tuple(parameter.ds_shape) if sharded else tuple(parameter.shape)
+                self._live[name] = parameter.ds_tensor if sharded else parameter.data
+        keeps = sharded or dist.get_rank() == 0
+        self._average = {name: tensor.float().clone() for name, tensor in self._live.items()} if keeps else {}
+        self._shared = not sharded and dist.get_world_size() > 1
 
     @torch.no_grad()
     def update(self) -> None:
@@ -45,17 +46,21 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Inside, the model holds the average; afterwards its own weights, bit for bit. For reading."""
+        """Inside, the model holds the average, on every rank; afterwards its own weights, bit for bit. For reading, by all
+        ranks together.
+        """
         kept = {name: tensor.clone() for name, tensor in self._live.items()}
         try:
             self._write(self._average)
+            for tensor in self._live.values() if self._shared else ():
+                dist.broadcast(tensor, 0)
             yield
         finally:
             self._write(kept)
 
     def _write(self, values: dict[str, Tensor]) -> None:
-        for name, tensor in self._live.items():
-            tensor.copy_(values[name])
+        for name, value in values.items():
+            self._live[name].copy_(value)
         for parameter in self._sharded:
             parameter.partition()  # DeepSpeed keeps small ones gathered, and would not look at their shards again
 

@@ -111,13 +111,7 @@ def load_policy(
     vision = "vision_config" in model.config.sub_configs
     if freeze_vision and not vision:
         raise ConfigError(f"--model.freeze-vision: {path} is a text model.")
-    frozen = _vision_parts(model) if freeze_vision else []
-    for name in frozen:
-        model.get_submodule(name).requires_grad_(False)
-    if lora is not None and lora.enabled:
-        add_adapters(model, lora, frozen=[*frozen, SCORE] if head == SCORE else frozen)
-        if head == SCORE:
-            model.score.requires_grad_(True)
+    choose_trained(model, lora, freeze_vision=freeze_vision, head=head)
     model.to(device).eval()
     if gradient_checkpointing:
         _recompute_activations(model)
@@ -126,6 +120,17 @@ def load_policy(
             f"{path}: models of type {model.config.model_type} have no part that gives hidden states alone."
         )
     return _examined(model, vision)
+
+
+def choose_trained(model: Any, lora: LoraSection | None, *, freeze_vision: bool, head: str) -> None:
+    """Freeze what is not trained, and put adapters where they belong, in place: see `load_policy`."""
+    frozen = _vision_parts(model) if freeze_vision else []
+    for name in frozen:
+        model.get_submodule(name).requires_grad_(False)
+    if lora is not None and lora.enabled:
+        add_adapters(model, lora, frozen=[*frozen, SCORE] if head == SCORE else frozen)
+        if head == SCORE:
+            model.score.requires_grad_(True)
 
 
 def _vision_parts(model: Any) -> list[str]:

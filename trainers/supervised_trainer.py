@@ -83,16 +83,17 @@ class SupervisedTrainer:
 
     @torch.no_grad()
     def evaluate(self, items: Sequence[Item]) -> dict[str, float]:
-        """The loss over all items as over one update, and its metrics. A reward model's scores are from then on normalised
-        by the mean and deviation that they have here.
+        """The loss over all items as over one update, and its metrics, of the weights that `export` writes. A reward model's
+        scores are from then on normalised by the mean and deviation that they have here.
         """
         update, totals = self._plan(items), Totals.of(items)
         parts: list[Parts] = [{"loss": Mean(0.0, 1.0)}] if self.core.rank == 0 else []
         filler = (min(update.rows, key=lambda i: len(items[i])),)
-        for step in update.steps:
-            rows = step[self.core.rank]
-            share = self._share(items, rows or filler, totals, bool(rows))
-            parts.append({**share.metrics, "loss": Mean(float(share.loss), 0.0)})
+        with self.core.averaged():
+            for step in update.steps:
+                rows = step[self.core.rank]
+                share = self._share(items, rows or filler, totals, bool(rows))
+                parts.append({**share.metrics, "loss": Mean(float(share.loss), 0.0)})
         found = _described(averages(merge(gather(merge(parts)))))
         if self._loss.head == SCORE:
             self.core.describe(mean=found["score_mean"], std=found["score_std"])

@@ -80,6 +80,10 @@ class RowTasks(Sequence[Task]):
             raise DataError(f"{self.name}: no row is left to use, all {len(self)} are {why} or cannot be read.")
         return replace(self.at(np.asarray(good, np.int64)), skipped=self.skipped + len(bad))
 
+    def error(self, position: int, what: str) -> DataError:
+        """What is wrong with the row of a task, with its number."""
+        return self.sources[int(self.which[position])].error(int(self.numbers[position]), what)
+
     def folder(self, position: int) -> Path:
         """What paths in the row of a task are relative to."""
         return self.sources[int(self.which[position])].folder

@@ -70,6 +70,7 @@ def episode_record(
         "step": step,
         "rows": rows,
         "messages": [message_record(message) for message in result.messages],
+        "tools": result.tools,
         "total_reward": result.total_reward,
         "score": result.score,
         "outcome": outcome,

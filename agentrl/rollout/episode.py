@@ -40,6 +40,7 @@ class EpisodeResult:
     env: str
     rows: list[Row] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    tools: list[dict[str, Any]] = field(default_factory=list)
     total_reward: float | None = None
     score: float | None = None
     truncated: bool = False
@@ -74,6 +75,7 @@ def result_of(order: EpisodeOrder, trajectory: Trajectory, seconds: float) -> Ep
         env=trajectory.env,
         rows=trajectory.rows(),
         messages=trajectory.messages,
+        tools=trajectory.tools,
         total_reward=trajectory.total_reward,
         score=trajectory.score,
         truncated=trajectory.truncated,

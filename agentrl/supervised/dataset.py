@@ -16,8 +16,9 @@ from ..image_store import ImageStore
 from ..renderer import Renderer
 from .conversations import conversation, margin_of, pair
 from .examples import Examples, Item, Pair, as_row
+from .recorded import are_recorded
 from .spelling import Speller, Spelling, said
-from .trajectories import is_recorded, recorded_examples
+from .trajectories import recorded_examples
 
 log = logging.getLogger(__name__)
 EMPTY, TOO_LONG, UNREADABLE = "nothing to train", "longer than train.max_len", "unreadable"
@@ -34,12 +35,13 @@ def load_examples(
 ) -> Examples:
     """The training examples, or those of `data.test_path`. Pictures go into the store; `told` is given the share done.
 
-    Raises DataError for a file or row that cannot be read (unless `data.on_error` says skip), and when nothing is left.
+    Raises DataError for a file or row that cannot be read (unless `data.on_error` says skip), and when nothing is left;
+    ConfigError for options that recorded episodes, or rows, have no use for.
     """
     section = config.data
     paths = section.test_path if held_out else section.path
     path = ", ".join(paths)
-    if isinstance(config, SftConfig) and all(map(is_recorded, paths)):
+    if isinstance(config, SftConfig) and are_recorded(config, held_out=held_out):
         found = recorded_examples(paths, config, Speller(renderer), renderer, store)
     else:
         tasks = load_tasks(section, evaluation=held_out, seed=config.run.seed)
@@ -47,7 +49,8 @@ def load_examples(
         found = _Maker(config, renderer, store).examples(tasks[: config.eval.samples] if held_out else tasks, told)
         if tasks.skipped:
             found.left_out[UNREADABLE] += tasks.skipped
-    found.items = found.items[: config.eval.samples if held_out else section.max_samples]
+    if held_out:
+        found.items = found.items[: config.eval.samples]
     if not found.items:
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
         raise DataError(f"{path}: no example is left to use ({reasons or 'it is empty'}).")
@@ -85,9 +88,7 @@ class _Maker:
                 made.left_out[str(error)] += 1
             except DataError as error:
                 if self._config.data.on_error == "error":
-                    raise DataError(
-                        f"{task.id.replace('-', ' ')} of {', '.join(self._config.data.path)}: {error}"
-                    ) from error
+                    raise tasks.error(i, str(error)) from error
                 log.warning("skipped %s: %s", task.id, error)
                 made.left_out[UNREADABLE] += 1
         made.cut = self._cut

@@ -41,12 +41,13 @@ def rows_of(items: Sequence[Item]) -> list[Row]:
 @dataclass
 class Examples:
     """Items in the order of the data; `left_out` counts rows of the data by the reason why they are not among them, `cut`
-    those of which the end is missing.
+    those of which the end is missing, `respelled` recorded episodes of which the tokens are another model's.
     """
 
     items: list[Item] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     cut: int = 0
+    respelled: int = 0
 
     def __len__(self) -> int:
         return len(self.items)
@@ -60,6 +61,7 @@ class Examples:
         trained = sum(int(row.loss_mask.sum()) for row in rows_of(self.items))
         line = f"{len(self)} {what}: {self.tokens} tokens, {trained} of them trained"
         line += f"; {self.cut} cut to train.max_len" if self.cut else ""
+        line += f"; {self.respelled} of another model, spelled anew" if self.respelled else ""
         return line + "".join(f"; {count} left out: {reason}" for reason, count in self.left_out.items())
 
 

@@ -70,7 +70,8 @@ class SupervisedLoop:
             await self._whole.run(self._train())
             if self._due(self.config.eval.every or self.plan.per_epoch) and self.step < self.plan.steps:
                 await self._evaluate()
-            if self._due(self.config.ckpt.every) and self.step < self.plan.steps:
+            is_best = self.state.best_step == self.step
+            if (self._due(self.config.ckpt.every) or is_best) and self.step < self.plan.steps:
                 await self.save()
         await self._finish()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..config import DpoConfig, SupervisedConfig
 from ..config.plan import LORA_LR_FACTOR
@@ -25,6 +25,7 @@ class SupervisedPlan:
     lr: float
     seed: int
     shuffle: bool
+    _order: dict[int, list[int]] = field(default_factory=dict, repr=False, compare=False)
 
     def epoch(self, step: int) -> int:
         """The pass that update `step` (from 1) belongs to, from 0."""
@@ -32,11 +33,19 @@ class SupervisedPlan:
 
     def indices(self, step: int) -> list[int]:
         """The items of update `step` (from 1): every pass takes each item once, in an order that depends on the seed alone."""
-        order = list(range(self.items))
-        if self.shuffle:
-            random.Random(derive(self.seed, "examples", self.epoch(step))).shuffle(order)
+        order = self._order_of(self.epoch(step))
         start = (step - 1) % self.per_epoch * self.batch
         return order[start : start + self.batch]
+
+    def _order_of(self, epoch: int) -> list[int]:
+        """The items in the order of a pass; that of the last pass asked for is kept, as shuffling a million takes half a second."""
+        if epoch not in self._order:
+            order = list(range(self.items))
+            if self.shuffle:
+                random.Random(derive(self.seed, "examples", epoch)).shuffle(order)
+            self._order.clear()
+            self._order[epoch] = order
+        return self._order[epoch]
 
 
 def make_plan(config: SupervisedConfig, items: int, *, tiny: bool) -> SupervisedPlan:

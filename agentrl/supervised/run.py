@@ -16,7 +16,7 @@ from ..rollout.watchdog import within
 from .examples import Examples
 from .loop import SupervisedLoop, Trainer
 from .plan import SupervisedPlan
-from .references import give_references
+from .references import give_references, reference_of
 
 StartTrainer = Callable[[SupervisedConfig, str, str, int, float], Awaitable[Trainer]]
 
@@ -50,9 +50,10 @@ async def supervised_run(parts: SupervisedParts, reporter: Reporter) -> None:
 
 async def _train(parts: SupervisedParts, trainer: Trainer, reporter: Reporter) -> None:
     if isinstance(parts.config, DpoConfig):
+        whose = reference_of(parts.config, parts.model_path)
         for name, examples in (("train", parts.examples), ("test", parts.held_out)):
             if examples is not None:
-                await give_references(trainer, examples.items, parts.folder.path, name)
+                await give_references(trainer, examples.items, parts.folder.path, name, whose)
     checkpoints = Checkpoints(parts.folder.checkpoints, parts.config.ckpt.keep)
     state = RunState() if parts.resume_from is None else read_state(parts.resume_from)
     loop = SupervisedLoop(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,14 @@ from numpy.typing import NDArray
 
 from ..config import SftConfig
 from ..image_store import ImageStore
-from ..messages import Image, message_text
+from ..messages import Image, as_message
 from ..renderer import Renderer
 from ..report.read_record import read_episode, read_lines
-from ..report.record import JSON_LINES
 from ..rollout.episode import EpisodeResult
 from ..trajectory import Row
 from .examples import Examples, as_row
-from .spelling import Speller, Spelling
+from .recorded import recorded_files
+from .spelling import Speller, Spelling, said
 
 NO_TOKENS, FAILED, LOW, TOO_LONG = (
     "nothing was sampled",
@@ -27,55 +26,36 @@ NO_TOKENS, FAILED, LOW, TOO_LONG = (
     "score below sft.min_score",
     "longer than train.max_len",
 )
-LOOKED_AT = 8
-"""Episodes whose tokens are compared with what was said, to see whether they are this model's."""
-
-
-def is_recorded(path: str) -> bool:
-    """Whether a path holds trajectories: a folder with step_*.jsonl, or a file whose first line is one."""
-    files = _files(Path(path))
-    if not files or files[0].suffix != ".jsonl" or not files[0].is_file():
-        return False
-    with files[0].open(**JSON_LINES) as file:
-        line = file.readline()
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(record, dict) and {"rollout_id", "rows", "messages"} <= record.keys()
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("step_*.jsonl")) if path.is_dir() else [path]
 
 
 def recorded_examples(
     paths: Sequence[str], config: SftConfig, speller: Speller, renderer: Renderer, store: ImageStore | None
 ) -> Examples:
-    """One example a training row, in the tokens that were sampled; of another model's episodes one a conversation, spelled
-    anew. Raises DataError for a line that is no record.
+    """One example a training row, in the tokens that were sampled; an episode of another model is one, its conversation
+    spelled anew. Raises DataError for a line that is no record.
     """
     found = Examples()
-    episodes = [found for path in paths for found in _episodes(path)]
-    own = all(_spells(episode, renderer) for episode, _ in episodes[:LOOKED_AT])
-    for episode, images in episodes:
-        reason = _reason(episode, config.sft.min_score)
+    for episode, images in _episodes(paths, config.data.max_samples):
+        reason, own = _reason(episode, config.sft.min_score), _spells(episode, renderer)
         spellings = [] if reason else list(_spellings(episode, images, speller, own, config))
         kept = [(spelling.cut(config.train.max_len), spelling) for spelling in spellings]
         usable = [(short, whole) for short, whole in kept if any(short.trained)]
         if not usable:
             found.left_out[reason or (TOO_LONG if spellings else NO_TOKENS)] += 1
+        found.respelled += bool(usable) and not own
         for i, (short, whole) in enumerate(usable):
             found.cut += len(short) < len(whole)
             found.items.append(as_row(short, f"{episode.rollout_id}-{i}", store))
     return found
 
 
-def _episodes(path: str) -> Iterator[tuple[EpisodeResult, ImageStore]]:
-    for file in _files(Path(path)):
-        beside = file.parent / "images"
-        images = ImageStore(beside if beside.is_dir() else file.parent.parent / "images")
-        for record in read_lines(file):
+def _episodes(paths: Sequence[str], most: int | None) -> Iterator[tuple[EpisodeResult, ImageStore]]:
+    """The first `most` episodes of each path, with the pictures that lie beside them."""
+    for path in paths:
+        records = ((file, record) for file in recorded_files(path) for record in read_lines(file))
+        for file, record in islice(records, most):
+            beside = file.parent / "images"
+            images = ImageStore(beside if beside.is_dir() else file.parent.parent / "images")
             yield read_episode(record), images
 
 
@@ -89,17 +69,22 @@ def _reason(episode: EpisodeResult, min_score: float | None) -> str | None:
 
 
 def _spells(episode: EpisodeResult, renderer: Renderer) -> bool:
-    """Whether the tokens that were sampled last say, to this model, what the assistant said last."""
+    """Whether the tokens that were sampled last say, to this model, what the assistant said and called last."""
     replies = [message for message in episode.messages if message["role"] == "assistant"]
     rows = [row for row in episode.rows if row.loss_mask.any()]
     if not rows or not replies:
         return True
-    sampled = rows[-1].token_ids[_last_turn(rows[-1].loss_mask)].tolist()
     if max(rows[-1].token_ids.tolist()) >= len(renderer.tokenizer):
         return False
-    reply = replies[-1].get("content") or ""
-    told = reply if isinstance(reply, str) else "".join(part.get("text", "") for part in reply)
-    return told.strip() in renderer.text(sampled)
+    text = renderer.text(rows[-1].token_ids[_last_turn(rows[-1].loss_mask)].tolist())
+    calls = [str(call.get("function", call).get("name")) for call in replies[-1].get("tool_calls") or ()]
+    told = _told(replies[-1])
+    return all(part in text for part in (told, *calls)) if told or calls else not text.strip()
+
+
+def _told(reply: Mapping[str, Any]) -> str:
+    content = reply.get("content") or ""
+    return (content if isinstance(content, str) else "".join(part.get("text", "") for part in content)).strip()
 
 
 def _spellings(
@@ -109,8 +94,8 @@ def _spellings(
         yield from (_of_row(row, images, config) for row in episode.rows)
         return
     messages = [_with_pictures(message, images) for message in episode.messages]
-    if any(message_text(message) for message in messages):
-        yield speller.spell(messages, last_only=config.sft.turns == "last")
+    if any(said(as_message(message)) for message in messages if message["role"] == "assistant"):
+        yield speller.spell(messages, episode.tools, last_only=config.sft.turns == "last")
 
 
 def _of_row(row: Row, images: ImageStore, config: SftConfig) -> Spelling:

@@ -234,6 +234,32 @@ def test_what_is_wrong_with_a_row_is_said_with_its_number(load: Load) -> None:
         load("rm", [{"prompt": "q", "chosen": "a", "rejected": "b", "m": "x"}], data={"margin_key": "m"})
 
 
+def test_the_first_rows_of_each_dataset_are_used_and_each_is_named_when_it_is_bad(
+    tmp_path: Path, renderer: Renderer
+) -> None:
+    def write(name: str, answers: list[Any]) -> str:
+        rows = [{"p": name * 9, "a": answer} for answer in answers]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return str(tmp_path / f"{name}.jsonl")
+
+    def examples(held_out: bool = False, data: dict[str, Any] | None = None, **sections: Any) -> list[str]:
+        sections["data"] = {"input_key": "p", "answer_key": "a"} | (data or {})
+        config = SftConfig.model_validate(sections)
+        found = load_examples(config, renderer, None, lambda share: None, held_out=held_out)
+        return [item.rollout_id for item in found.items]  # type: ignore[union-attr]
+
+    paths = [write("one", ["a"] * 3), write("two", ["b"] * 3)]
+    assert examples(data={"path": paths, "max_samples": 2}) == ["one/row-0", "one/row-1", "two/row-0", "two/row-1"]
+    text = {"path": paths[0], "max_samples": 2, "answer_key": None}
+    pieces = examples(data=text, sft={"pretrain": True}, train={"max_len": 16})
+    assert {piece.rpartition("-")[0] for piece in pieces} == {"row-0", "row-1"}
+    bad = write("bad", ["a", None])
+    with pytest.raises(DataError, match=r"^row 1 of .*bad.jsonl: 'a' is None"):
+        examples(held_out=True, data={"path": paths, "test_path": bad})
+    with pytest.raises(DataError, match=r"^row 1 of .*bad.jsonl: 'a' is None"):
+        examples(data={"path": [paths[0], bad]})
+
+
 def test_CKP_02_the_horizon_is_the_number_of_updates() -> None:
     config = SftConfig.model_validate({"train": {"batch": 4, "epochs": 3}})
     plan = make_plan(config, 10, tiny=True)

@@ -22,7 +22,7 @@ Make = Callable[..., Any]
     ("policy", "sections"),
     [
         ("tied", {}),
-        ("vision", {"lora": {"rank": 4}}),
+        ("vision", {"lora": {"rank": 4}, "model": {"freeze_vision": True}}),
         ("untied", {"lora": {"rank": 4}, "parallel": {"zero_stage": 3}, "optim": {"ema": 0.5}}),
         ("tied", {"model": {"dtype": "bfloat16"}, "parallel": {"zero_stage": 2}, "optim": {"ema": 0.5}}),
         ("vision", {"parallel": {"zero_stage": 3}}),

@@ -165,17 +165,18 @@ def test_the_reference_is_the_model_before_its_first_update(make: Make, models: 
     assert other.reference(pairs) == pytest.approx(sums, abs=1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 4}}], ids=["whole", "lora"])
+@pytest.mark.parametrize("options", [{}, {"lora": {"rank": 4}}], ids=["whole", "lora, averaged"])
 def test_TOK_08_a_reward_model_reads_the_last_attended_token(
     make: Make, tmp_path: Path, models: Path, options: dict[str, Any]
 ) -> None:
-    """The exported folder scores a text alone, padded on the left or on the right, as the trainer does, also from a checkpoint
-    and, with LoRA, as an adapter with its head.
+    """The exported folder scores a text alone, padded on the left or on the right, as the trainer does, also from a
+    checkpoint, after a resume and, with LoRA, as an adapter with its head; mean and std are those of its own scores.
     """
     from agentrl.trainers.checkpoint_export import export_checkpoint
     from transformers import AutoModelForSequenceClassification
 
-    trainer = make("rm", optim={"name": "adamw", "lr": 5e-3}, **options)
+    optim = {"name": "adamw", "lr": 5e-3} | ({"ema": 0.8} if options else {})
+    trainer = make("rm", optim=optim, **options)
     pairs = items("rm", 6)
     before = trainer.evaluate(pairs)
     for step in range(8):
@@ -183,21 +184,24 @@ def test_TOK_08_a_reward_model_reads_the_last_attended_token(
     after = trainer.evaluate(pairs)
     assert after["loss"] < before["loss"] - 0.1 and after["margin"] > before["margin"]
     rows = rows_of(pairs)
-    with torch.no_grad():
+    with torch.no_grad(), trainer.core.averaged():
         ours = torch.cat(list(trainer.reader(trainer.core.backend, rows)[0]))
-    for name in ("final", "checkpoint"):
+    for name in ("final", "checkpoint", "resumed"):
         (tmp_path / name).mkdir()
     trainer.export(tmp_path / "final")
     trainer.save(tmp_path / "checkpoint")
     export_checkpoint(tmp_path / "checkpoint", tmp_path / "exported")
-    folders = [tmp_path / "final", tmp_path / "exported"]
+    again = make("rm", optim=optim, **options)
+    again.load(tmp_path / "checkpoint")
+    again.export(tmp_path / "resumed")
+    folders = [tmp_path / name for name in ("final", "exported", "resumed")]
     scorers = [AutoModelForSequenceClassification.from_pretrained(folder) for folder in folders]
     if options:
         from peft import PeftModel
 
         base = AutoModelForSequenceClassification.from_pretrained(models / "untied", num_labels=1)
         base.config.pad_token_id = scorers[0].config.pad_token_id
-        scorers.append(PeftModel.from_pretrained(base, tmp_path / "final" / "adapter"))
+        scorers.append(PeftModel.from_pretrained(base, tmp_path / "exported" / "adapter"))
     for scorer in scorers:
         pad = scorer.config.pad_token_id
         alone = torch.stack([scorer(torch.from_numpy(row.token_ids).long()[None]).logits[0, 0] for row in rows])
@@ -211,8 +215,9 @@ def test_TOK_08_a_reward_model_reads_the_last_attended_token(
             positions = (real.cumsum(1) - 1).clamp(min=0).long()
             scores = scorer(ids, attention_mask=real.long(), position_ids=positions).logits[:, 0]
             assert torch.allclose(scores, ours, atol=1e-5)
-    config = scorers[0].config
-    assert (config.mean, config.std) == pytest.approx((float(ours.mean()), float(ours.std(correction=0))), abs=1e-5)
+    for scorer in scorers[: len(folders)]:
+        found = (scorer.config.mean, scorer.config.std)
+        assert found == pytest.approx((float(ours.mean()), float(ours.std(correction=0))), abs=1e-5)
 
 
 def test_pictures_are_learned_from_and_their_placeholders_are_not_trained(make: Make, tmp_path: Path) -> None:
