@@ -17,7 +17,7 @@ from .env_tasks import checked_tasks, fault, seed_tasks
 from .errors import ConfigError
 from .executor import AgentExecutorBase, RolloutContext
 from .judge import judge_reward
-from .model_folder import generation_stop_ids, model_config, takes_images
+from .model_folder import does_not_load, generation_stop_ids, model_config, takes_images
 from .multi_turn import MultiTurnExecutor
 from .openrlhf.executor import OpenRLHFExecutor
 from .openrlhf.load import agent_executor, is_file, load_file, reward_function
@@ -251,14 +251,17 @@ def episode_limits(config: Config, env_turns: int | None) -> Limits:
 
 
 def load_processor(model_path: str, trust_remote_code: bool) -> Any:
-    """The model's processor if it takes images, else its tokenizer. Loads transformers."""
+    """The model's processor if it takes images, else its tokenizer. Loads transformers. Raises ConfigError."""
     from .torchvision_ops import ensure_torchvision_imports
 
     ensure_torchvision_imports()
     from transformers import AutoProcessor, AutoTokenizer
 
     loader = AutoProcessor if takes_images(model_config(model_path)) else AutoTokenizer
-    return loader.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    try:
+        return loader.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise does_not_load(model_path, "The model", trust_remote_code, error) from error
 
 
 def make_renderer(config: TrainerConfig, model_path: str) -> Renderer:

@@ -51,6 +51,48 @@ def _fetch(hub_id: str, flag: str) -> str:
         raise ConfigError(f"{flag} {hub_id}: no such folder here, and the hub does not give it: {reason}") from error
 
 
+def check_model(folder: str, flag: str = "--model", *, trust_remote_code: bool = False, weights: bool = True) -> None:
+    """Whether transformers knows the model in a folder and, where `weights` are asked for, its safetensors are whole, without
+    loading them. Raises ConfigError.
+    """
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise does_not_load(folder, flag, trust_remote_code, error) from error
+    if weights:
+        _check_weights(Path(folder), flag)
+
+
+def does_not_load(folder: str, flag: str, trust_remote_code: bool, error: Exception) -> ConfigError:
+    """What is said of a model, tokenizer or processor that transformers refuses."""
+    brings = any("auto_map" in _read(file) for file in Path(folder).glob("*config.json"))
+    if brings and not trust_remote_code:
+        return ConfigError(
+            f"{flag} {folder} brings Python code of its own, which runs with --model.trust-remote-code alone."
+        )
+    reason = (str(error).strip() or type(error).__name__).split("\n\n")[0]
+    return ConfigError(f"{flag} {folder} does not load: {' '.join(reason.split())}")
+
+
+def _check_weights(folder: Path, flag: str) -> None:
+    """The safetensors files are there, those that an index names too, and as long as their headers say."""
+    from safetensors import SafetensorError, safe_open
+
+    files = set(folder.glob("*.safetensors"))
+    for index in folder.glob("*.safetensors.index.json"):
+        files |= {folder / name for name in _read(index).get("weight_map", {}).values()}
+    if not files and not list(folder.glob("*.bin")):
+        raise ConfigError(f"{flag} {folder}: the folder holds no weights.")
+    for file in sorted(files):
+        try:
+            with safe_open(file, framework="numpy"):
+                pass
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{flag} {folder}: {file.name} cannot be read: {error}") from error
+
+
 def model_config(folder: str) -> dict[str, Any]:
     """config.json as it stands."""
     return _read(Path(folder) / "config.json")

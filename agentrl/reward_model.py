@@ -20,7 +20,8 @@ from .model_folder import (
     scores_sequences,
     takes_images,
 )
-from .renderer import MARKER, SAID, Renderer
+from .renderer import Renderer
+from .supervised.spelling import Speller
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,9 @@ OPENRLHF_HEAD = {r"^value_head\.": "score."}
 """What the head of a reward model of OpenRLHF's was called before its version 0.11."""
 
 
-def spell(renderer: Renderer, prompt: Any, completion: str) -> tuple[int, ...]:
-    """A prompt (text or messages) with the assistant's reply in ids, up to the token that ends the reply.
+def spell(speller: Speller, prompt: Any, completion: str) -> tuple[int, ...]:
+    """A prompt (text or messages) with the assistant's reply in ids, up to the token that ends the reply: as `agentrl rm`
+    spells what it trains on.
 
     Special tokens' strings in the reply are ordinary text. Raises DataError for what is no prompt of texts.
     """
@@ -41,20 +43,7 @@ def spell(renderer: Renderer, prompt: Any, completion: str) -> tuple[int, ...]:
     messages: list[Message] = normalize(opening if opening is not None else "")
     if message_images(messages):
         raise DataError("this reward model reads text, and the prompt has pictures")
-    start = renderer.start(messages).token_ids
-    ordinary = renderer.tokenizer(completion, add_special_tokens=False, split_special_tokens=True).input_ids
-    return (*start, *ordinary, *_turn_end(renderer))
-
-
-def _turn_end(renderer: Renderer) -> tuple[int, ...]:
-    """The token that the template puts after a reply; without a template the end of sequence."""
-    own = renderer.tokenizer.eos_token_id
-    if not renderer.template.literal:
-        shown = renderer.template.render([{"role": "user", "content": "x"}, SAID], (), reply=False)
-        after = renderer.tokenizer(shown.partition(MARKER)[2].lstrip(), add_special_tokens=False).input_ids
-        if after and after[0] in renderer.stop_ids:
-            return (int(after[0]),)
-    return () if own is None else (int(own),)
+    return speller.spell([*messages, {"role": "assistant", "content": completion}], last_only=True).token_ids
 
 
 class RewardModel:
@@ -89,6 +78,7 @@ class RewardModel:
         self.renderer = Renderer(
             load_processor(folder, False), chat_template=chat_template, stop_ids=generation_stop_ids(folder)
         )
+        self._speller = Speller(self.renderer)
         self._model = _load(folder, device, theirs)
 
     def __call__(
@@ -107,7 +97,7 @@ class RewardModel:
             if spelled:
                 ids = tuple(self.renderer.tokenizer(query, add_special_tokens=False).input_ids)
             else:
-                ids = spell(self.renderer, prompt, completion)
+                ids = spell(self._speller, prompt, completion)
         except AgentRLError as error:
             log.warning("no verdict: %s", error)
             return ()

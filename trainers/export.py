@@ -18,6 +18,9 @@ from .lora import adapted_layers, factors, is_adapter, merged_weight, merges, pl
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 """Tokenizer, processor, chat template, generation defaults, code: copied byte for byte."""
 
+NEW_PAD = "<|pad|>"
+"""The padding token of a reward model whose tokenizer has none but ends of texts."""
+
 
 def whole_weights(model: Any, backend: Backend, *, keep: bool = True) -> dict[str, Tensor]:
     """Every parameter and persistent buffer once (a tied one under its first name), by the names of the plain model.
@@ -100,11 +103,24 @@ def pad_apart(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = {*generation_stop_ids(str(folder)), tokenizer.eos_token_id}
     special = [i for i, token in sorted(tokenizer.added_tokens_decoder.items()) if token.special and i not in ends]
-    if config.get("pad_token_id") in {None, *ends} and special:
-        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(special[0])
+    if config.get("pad_token_id") in {None, *ends}:
+        pad = tokenizer.convert_ids_to_tokens(special[0]) if special else NEW_PAD
+        tokenizer.add_special_tokens({"pad_token": pad})
         tokenizer.save_pretrained(folder)
-        config["pad_token_id"] = special[0]
+        if tokenizer.pad_token_id >= (config.get("text_config") or config)["vocab_size"]:
+            _lengthen(folder, len(tokenizer))
+            config = json.loads((folder / "config.json").read_text())
+        config["pad_token_id"] = tokenizer.pad_token_id
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _lengthen(folder: Path, vocabulary: int) -> None:
+    """Give a reward model on disk embeddings for that many tokens."""
+    from transformers import AutoModelForSequenceClassification
+
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype="auto")
+    model.resize_token_embeddings(vocabulary)
+    model.save_pretrained(folder)
 
 
 def _local(source: str) -> Path:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..config import LoraSection
 from ..errors import ConfigError, DataError
+from ..model_folder import does_not_load
 from ..torchvision_ops import ensure_torchvision_imports
 from .lora import adapters_off, add_adapters, drop_inputs
 from .segments import register_segments
@@ -183,8 +184,8 @@ def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False
         else:
             auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
         return auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
-    except OSError as error:
-        raise DataError(f"The model {path} does not load: {error}") from error
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(str(does_not_load(path, "The model", trust_remote_code, error))) from error
 
 
 def _examined(model: Any, vision: bool) -> Policy:

@@ -80,7 +80,9 @@ def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, Reservatio
     uses_images = looked.facts.images > 0
     if in_process(config):
         named = config.model.path is not None
-        path = choose_model(config, uses_images, 0.0) if named else untrained_tiny(tiny_kind(uses_images))
+        path = (
+            choose_model(config, uses_images, 0.0, weights=False) if named else untrained_tiny(tiny_kind(uses_images))
+        )
         return make_ready(looked, path), Reservation()
     reservation = join_cluster(config, session)
     return make_ready(looked, choose_model(config, uses_images, reservation.gpus)), reservation

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ..config import Config, SupervisedConfig
 from ..errors import ConfigError
-from ..model_folder import resolve_adapter, resolve_model
+from ..model_folder import check_model, resolve_adapter, resolve_model
 from .console import ProgressCallback, ProgressMode, progress_bar
 
 C = TypeVar("C", Config, SupervisedConfig)
@@ -20,14 +20,18 @@ def tiny_kind(uses_images: bool) -> str:
     return "tiny-vlm" if uses_images else "tiny-text"
 
 
-def choose_model(config: Config | SupervisedConfig, uses_images: bool, gpus: float, *, trained: bool = True) -> str:
-    """The model's folder. Without --model a CPU machine gets a tiny policy, made first when the cache has none; not
+def choose_model(
+    config: Config | SupervisedConfig, uses_images: bool, gpus: float, *, trained: bool = True, weights: bool = True
+) -> str:
+    """The model's folder, which without `weights` need hold none. Without --model a CPU machine gets a tiny policy, made first when the cache has none; not
     `trained`, any policy of its shape will do.
 
-    Raises ConfigError for a model that is not there, and for none where a GPU waits.
+    Raises ConfigError for a model that is not there or cannot be loaded, and for none where a GPU waits.
     """
     if config.model.path is not None:
-        return resolve_model(config.model.path)
+        folder = resolve_model(config.model.path)
+        check_model(folder, trust_remote_code=config.model.trust_remote_code, weights=weights)
+        return folder
     kind = tiny_kind(uses_images)
     if gpus > 0:
         raise ConfigError(
@@ -39,16 +43,25 @@ def choose_model(config: Config | SupervisedConfig, uses_images: bool, gpus: flo
 
 def with_folders(config: C) -> C:
     """The configuration as trainers get it: with the folders of the models beside the policy (fetched, where they are hub
-    ids) and of the adapter it starts from, wherever a trainer runs. Raises ConfigError for one that is not there.
+    ids) and of the adapter it starts from, wherever a trainer runs. Raises ConfigError for one that is not there or cannot be
+    loaded.
     """
-    sections = [name for name in ("critic", "ref", "teacher", "lora") if name in type(config).model_fields]
-    named = {name: getattr(config, name) for name in sections}
     found = {}
-    for name, section in named.items():
-        if section.path is not None:
-            resolve = resolve_adapter if name == "lora" else resolve_model
-            found[name] = section.model_copy(update={"path": resolve(section.path, f"--{name}.path")})
+    for name in ("critic", "ref", "teacher", "lora"):
+        section = getattr(config, name, None)
+        if section is not None and section.path is not None:
+            path = _resolved(name, section.path, config.model.trust_remote_code)
+            found[name] = section.model_copy(update={"path": path})
     return config.model_copy(update=found)
+
+
+def _resolved(name: str, path: str, trust_remote_code: bool) -> str:
+    flag = f"--{name}.path"
+    if name == "lora":
+        return resolve_adapter(path, flag)
+    folder = resolve_model(path, flag)
+    check_model(folder, flag, trust_remote_code=trust_remote_code)
+    return folder
 
 
 def tiny_policy(kind: str, progress: ProgressMode = "auto") -> str:

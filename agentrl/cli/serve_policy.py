@@ -88,7 +88,7 @@ def _ready(command: ServePolicyCommand, config: Config, gpus: float) -> Ready:
     if in_process(config) and config.model.path is None:
         path = untrained_tiny(tiny_kind(False))
     else:
-        path = choose_model(config, False, gpus)
+        path = choose_model(config, False, gpus, weights=not in_process(config))
     longest = min(max_positions(model_config(path)) or LONGEST, LONGEST)
     length = longest if command.max_len is None else command.max_len
     limits = Limits(

@@ -6,7 +6,7 @@ Every message names the flags. Raises ConfigError.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,6 +51,7 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_batch(config)
     _check_unused(config, algorithm)
     check_optimizer(config)
+    _check_log(config)
     _check_lora(config)
     check_sharding(config)
     check_sources(config)
@@ -267,7 +268,6 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         ("critic", tuple(type(config.critic).model_fields), f"by --algo {algorithm.name}"): not algorithm.critic,
         ("ref", ("path", "offload"), "without --algo.kl.coef"): not algo.kl.coef,
         ("teacher", ("path", "offload"), f"by --algo {algorithm.name}"): not algorithm.teacher,
-        ("log", ("wandb_project", "wandb_entity", "wandb_group"), "without --log.wandb"): not config.log.wandb,
         ("critic", ("min_lr_ratio",), "with a constant learning rate"): (
             config.critic.schedule or config.optim.schedule
         )
@@ -278,6 +278,16 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         ("ckpt", ("best_by",), "with --eval.no-enable"): not config.eval.enable,
         ("rollout", ("mask_stale_tokens",), "with --train.max-staleness 0"): config.train.max_staleness == 0,
     }
+    _refuse(config, unread)
+
+
+def _check_log(config: TrainerConfig) -> None:
+    names = ("wandb_project", "wandb_entity", "wandb_group")
+    _refuse(config, {("log", names, "without --log.wandb"): not config.log.wandb})
+
+
+def _refuse(config: TrainerConfig, unread: Mapping[tuple[str, tuple[str, ...], str], bool]) -> None:
+    """Raises for an option that was given where nothing reads it: (section, options, why) where it holds."""
     for (section, options, why), holds in unread.items():
         given = operator.attrgetter(section)(config).changed() if holds else []
         for name in options:
@@ -336,6 +346,7 @@ def check_supervised(config: SupervisedConfig) -> None:
     _check_watchdog(config.watchdog)
     _check_template(data)
     check_optimizer(config)
+    _check_log(config)
     _check_adapters(config.lora)
     check_sharding(config)
 

@@ -15,6 +15,23 @@ FIXED = (
     *("algo.name", "algo.advantage", "lora.rank", "optim.name"),
 )
 """Options that a resumed run cannot change, where its kind has them."""
+FIXED_OF_EXAMPLES = (
+    "data.probs",
+    "data.split",
+    "data.input_key",
+    "data.answer_key",
+    "data.chosen_key",
+    "data.rejected_key",
+    "data.template",
+    "data.max_samples",
+    "train.batch",
+    "train.max_len",
+    "train.shuffle",
+    "sft.turns",
+    "sft.pretrain",
+    "sft.min_score",
+)
+"""Where a supervised run stands is a number of updates: these say which examples are in which."""
 FIXED_OF_DPO = ("ref.path",)
 """The reference was asked once, before the first update."""
 OWN_SECTIONS = {"env": "train", "sft": "sft", "dpo": "dpo"}
@@ -39,8 +56,10 @@ def check_resumed(config: Config | SupervisedConfig, stored: Config | Supervised
     """A run goes on with what it began with: its data, its policy, the shape of its algorithm and the kind of its optimizer
     are not changed half-way. The optimizer's options may be.
     """
-    for option in (*FIXED, *(FIXED_OF_DPO if config.kind == "dpo" else ())):
-        if option.partition(".")[0] not in type(config).model_fields:
+    of_kind = {"train": (), "dpo": (*FIXED_OF_EXAMPLES, *FIXED_OF_DPO)}
+    for option in (*FIXED, *of_kind.get(config.kind, FIXED_OF_EXAMPLES)):
+        section, _, name = option.partition(".")
+        if name not in type(getattr(config, section, config)).model_fields:
             continue
         began, now = (operator.attrgetter(option)(each) for each in (stored, config))
         if began != now:

@@ -20,6 +20,7 @@ from agentrl.cli import serve_reward
 from agentrl.cli.main import run
 from agentrl.reward_actor import is_reward_model
 from agentrl.reward_model import RewardModel, spell
+from agentrl.supervised.spelling import Speller
 
 from .test_reward_server import post, serving
 
@@ -58,12 +59,12 @@ def alone(folder: Path, ids: Any) -> float:
 
 
 def test_a_reply_is_spelled_as_the_policy_spelled_it(model: RewardModel) -> None:
-    renderer = model.renderer
+    renderer, speller = model.renderer, Speller(model.renderer)
     end = renderer.tokenizer.convert_tokens_to_ids("<|im_end|>")
     start = renderer.start(CHAT).token_ids
-    ids = spell(renderer, CHAT, "7<|im_end|>")
+    ids = spell(speller, CHAT, "7<|im_end|>")
     assert ids[: len(start)] == start and ids[-1] == end and end not in ids[len(start) : -1]
-    assert spell(renderer, "3+4=?", "7") == spell(renderer, [{"role": "user", "content": "3+4=?"}], "7")
+    assert spell(speller, "3+4=?", "7") == spell(speller, [{"role": "user", "content": "3+4=?"}], "7")
 
 
 async def test_both_routes_and_one_batch_for_many_requests(folder: Path, model: RewardModel) -> None:
@@ -74,7 +75,7 @@ async def test_both_routes_and_one_batch_for_many_requests(folder: Path, model: 
         return model(prompts, completions, queries, spelled)
 
     replies = ["7", "It is seven, as three and four are seven.", "", "8"]
-    wanted = [alone(folder, spell(model.renderer, CHAT, reply)) for reply in replies]
+    wanted = [alone(folder, spell(Speller(model.renderer), CHAT, reply)) for reply in replies]
     assert len({round(score, 5) for score in wanted}) == 4
     async with serving(judged, max_batch=16) as (_, http):
         first = asyncio.ensure_future(post(http, "/v1/reward", {"prompts": ["a"], "completions": ["b"]}))
@@ -94,7 +95,7 @@ async def test_both_routes_and_one_batch_for_many_requests(folder: Path, model: 
 
 def test_a_text_that_is_too_long_loses_its_beginning(folder: Path, model: RewardModel) -> None:
     assert model.longest is not None
-    ids = spell(model.renderer, "x " * 2 * model.longest, "7")
+    ids = spell(Speller(model.renderer), "x " * 2 * model.longest, "7")
     assert len(ids) > model.longest
     (score,) = model(["x " * 2 * model.longest], ["7"], [""], [False])
     assert score == pytest.approx(alone(folder, ids[-model.longest :]), abs=1e-5)

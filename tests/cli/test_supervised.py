@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agentrl.cli.policy import with_folders
+from agentrl import ConfigError
+from agentrl.cli.policy import choose_model, with_folders
 from agentrl.config import Config, DpoConfig, RmConfig
 from agentrl.config.dump import to_toml
 
@@ -31,6 +33,17 @@ PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
             "it must have {} once",
         ),
         (["sft", "--data.path", "chat.jsonl", "--data.probs", "1", "2"], "--data.probs gives 2 numbers for 1 datasets"),
+        (["sft", "--data.path", "chat.jsonl", "--data.probs", "0"], "they must be at least 0, and one of them above"),
+        (["sft", "--data.path", "chat.jsonl", "--sft.min-score", "1"], "--sft.min-score is not used without"),
+        (
+            ["rm", "--data.path", "pairs.jsonl", "--data.min-pixels", "9", "--data.max-pixels", "4"],
+            "--data.min-pixels 9 is more",
+        ),
+        (
+            ["rm", "--data.path", "pairs.jsonl", "--optim.warmup", "3", "--optim.warmup-ratio", "0.1"],
+            "--optim.warmup is not used with",
+        ),
+        (["rm", "--data.path", "pairs.jsonl", "--log.wandb-project", "p"], "--log.wandb-project is not used without"),
         (["sft", "--data.path", "weight.jsonl"], "row 0 of weight.jsonl: message 1: its weight is 0.5; it is 0 or 1"),
         (
             ["rm", "--data.path", "pairs.jsonl", "--data.template", "{}", "--data.input-key", "chosen"],
@@ -115,11 +128,47 @@ def test_a_resumed_run_keeps_its_kind_and_its_data(agentrl: Callable[..., Said],
     for argv, said in (
         (["rm", "--data.path", "other.jsonl"], "began with data.path = ['pairs.jsonl']"),
         (["rm", "--lora.rank", "4"], "began with lora.rank = "),
+        (["rm", "--train.batch", "16"], "began with train.batch = 32, and now it is 16"),
+        (["rm", "--data.max-samples", "1"], "began with data.max_samples = None, and now it is 1"),
         (["dpo"], "is a run of agentrl rm, and does not go on as one of agentrl dpo"),
         (["train"], "is a run of agentrl rm, and does not go on as one of agentrl train"),
     ):
         result = agentrl(*argv, *resume)
         assert result.code == 2 and said in result.err.replace("\n", " "), result.err
+
+
+def test_a_model_that_does_not_load_is_told_before_anything_starts(
+    agentrl: Callable[..., Said], models: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Of an unknown type, with code of its own, without weights, or with half of them; and as the reference."""
+    Path("pairs.jsonl").write_text(json.dumps(PAIR) + "\n")
+    good = Path(models("tiny-text"))
+    config, weights = json.loads((good / "config.json").read_text()), (good / "model.safetensors").read_bytes()
+
+    def folder(name: str, changes: dict[str, object], stored: bytes | None) -> str:
+        shutil.copytree(good, tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(config | changes))
+        (tmp_path / name / "model.safetensors").unlink()
+        if stored is not None:
+            (tmp_path / name / "model.safetensors").write_bytes(stored)
+        return str(tmp_path / name)
+
+    unknown = folder("unknown", {"model_type": "foo"}, weights)
+    own_code = folder("own", {"model_type": "foo", "auto_map": {"AutoConfig": "own.Config"}}, weights)
+    for name, said in (
+        (unknown, "model type `foo`"),
+        (own_code, "--model.trust-remote-code"),
+        (folder("empty", {}, None), "holds no weights"),
+        (folder("half", {}, weights[: len(weights) // 2]), "model.safetensors cannot be read"),
+    ):
+        argv = ["dpo", "--data.path", "pairs.jsonl", "--dry-run"]
+        for options in (["--model", name], ["--model", str(good), "--ref.path", name]):
+            result = agentrl(*argv, *options)
+            assert result.code == 2 and said in " ".join(result.err.split()), (options, result.err)
+        with pytest.raises(ConfigError, match=said):
+            choose_model(Config.model_validate({"model": {"path": name}}), False, 0.0)
+        with pytest.raises(ConfigError, match=said):
+            with_folders(Config.model_validate({"teacher": {"path": name}}))
 
 
 def test_a_dry_run_shows_the_plan_and_a_configuration_that_gives_the_same(
@@ -149,8 +198,6 @@ def test_a_dry_run_shows_the_plan_and_a_configuration_that_gives_the_same(
 def test_a_tokenizer_without_a_template_is_told_what_to_do(
     agentrl: Callable[..., Said], models: Callable[[str], str], tmp_path: Path
 ) -> None:
-    import shutil
-
     bare = tmp_path / "bare"
     shutil.copytree(models("tiny-text"), bare)
     (bare / "chat_template.jinja").unlink()

@@ -14,9 +14,11 @@ from PIL import Image as PILImage
 from agentrl import DataError, Image, Renderer
 from agentrl.config import DpoConfig, RmConfig, SftConfig
 from agentrl.image_store import ImageStore
+from agentrl.reward_model import spell
 from agentrl.supervised.dataset import load_examples
 from agentrl.supervised.examples import Examples, Pair
 from agentrl.supervised.plan import make_plan
+from agentrl.supervised.spelling import Speller
 
 from ..core.templates import FAMILIES
 from ..core.tokenizers import FakeProcessor
@@ -165,6 +167,20 @@ def test_pairs_in_every_form_train_the_answers_alone(load: Load, renderer: Rende
     (scored,) = load("rm", [{**forms[0][0], "m": 2}], data={"margin_key": "m"}).items
     assert isinstance(scored, Pair) and scored.margin == 2.0
     assert [np.flatnonzero(side.loss_mask).tolist() for side in scored.rows] == [[len(r) - 1] for r in scored.rows]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_TOK_03_a_reward_model_is_trained_on_the_ids_that_it_scores(tmp_path: Path, name: str) -> None:
+    """Whatever a template puts before an answer, or strips off it."""
+    renderer = Renderer(FAMILIES[name].tokenizer())
+    answers = ["a2", " a2 ", "<think>\nhm\n</think>\n\na2", "x\n\ny\n"]
+    rows = [{"prompt": "q1", "chosen": answer, "rejected": "other"} for answer in answers]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = RmConfig.model_validate({"data": {"path": str(tmp_path / "rows.jsonl")}})
+    examples = load_examples(config, renderer, None, lambda share: None)
+    for answer, item in zip(answers, examples.items, strict=True):
+        assert isinstance(item, Pair)
+        assert tuple(item.chosen.token_ids.tolist()) == spell(Speller(renderer), "q1", answer)
 
 
 def test_pairs_that_are_too_long_or_say_nothing_are_left_out(load: Load) -> None:
