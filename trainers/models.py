@@ -23,6 +23,8 @@ TEXT, SCORE = "text", "score"
 """What a model has on top: logits over its vocabulary, or one number a sequence, by the layer of that name."""
 _REACHES = ("sliding_window", "attention_chunk_size")
 _SHORT = 8
+AUTO = "auto"
+"""The attention that is found to fit the model."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,10 @@ def load_policy(
     lora: LoraSection | None = None,
     freeze_vision: bool = False,
     head: str = TEXT,
+    attention: str = AUTO,
 ) -> Policy:
-    """Load a folder or hub id. `head` = TEXT, or SCORE for one number a sequence. Raises DataError when there is no model, ConfigError for a kind that cannot be trained."""
+    """Load a folder or hub id. `head` = TEXT, or SCORE for one number a sequence; `attention` other than AUTO = that of
+    transformers, and nothing is packed. Raises DataError when there is no model, ConfigError for a kind that cannot be trained."""
     model = load_model(path, dtype, trust_remote_code=trust_remote_code, head=head)
     vision = "vision_config" in model.config.sub_configs
     if freeze_vision and not vision:
@@ -120,7 +124,7 @@ def load_policy(
         raise ConfigError(
             f"{path}: models of type {model.config.model_type} have no part that gives hidden states alone."
         )
-    return _examined(model, vision)
+    return _examined(model, vision, attention)
 
 
 def choose_trained(model: Any, lora: LoraSection | None, *, freeze_vision: bool, head: str) -> None:
@@ -188,11 +192,17 @@ def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False
         raise DataError(str(does_not_load(path, "The model", trust_remote_code, error))) from error
 
 
-def _examined(model: Any, vision: bool) -> Policy:
-    """Find out by trying what this model can do."""
-    own_attention = model.config.get_text_config()._attn_implementation
+def _examined(model: Any, vision: bool, attention: str) -> Policy:
+    """Find out by trying what this model can do. Raises ConfigError for an attention that it lacks."""
+    text = model.config.get_text_config()
+    if attention != AUTO:
+        try:
+            _use_attention(model, attention)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"--model.attention {attention}: {' '.join(str(error).split())}") from error
+    own_attention = text._attn_implementation
     mrope = hasattr(model.base_model, "get_rope_index")
-    packs = _try_packing(model, mrope)
+    packs = attention == AUTO and _try_packing(model, mrope)
     if not packs:
         _use_attention(model, own_attention)
     config = model.config

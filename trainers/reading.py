@@ -64,6 +64,7 @@ def open_model(
         lora=lora,
         freeze_vision=trained and config.model.freeze_vision,
         head=head,
+        attention=config.model.attention,
     )
     pictures = None
     if policy.vision:

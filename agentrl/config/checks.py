@@ -17,7 +17,15 @@ from .check_data import check_data, check_dataset
 from .check_optimizer import check_optimizer, check_sharding
 from .config import Config
 from .how import AlgoSection, LoraSection, WatchdogSection
-from .supervised import AnswersSection, DpoConfig, ExamplesSection, PairsSection, SftConfig, SupervisedConfig
+from .supervised import (
+    AnswersSection,
+    DpoConfig,
+    ExamplesSection,
+    PairsSection,
+    SftConfig,
+    SupervisedConfig,
+    TrainerConfig,
+)
 
 TRAINING_ENGINES = ("vllm", "scripted")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from ..errors import ConfigError, DataError
 from ..image_store import ImageStore
 from ..renderer import Renderer
 from .conversations import conversation, margin_of, pair
-from .examples import Examples, Item, Pair, as_row
+from .examples import Examples, ExamplesOnDemand, Item, Pair, as_row
 from .recorded import are_recorded
 from .spelling import Speller, Spelling, said
 from .trajectories import recorded_examples
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 EMPTY, TOO_LONG, UNREADABLE = "nothing to train", "longer than train.max_len", "unreadable"
 ALIKE = "chosen and rejected are the same"
 Told = Callable[[float], None]
+AT_ONCE = 50_000
+"""Rows that are spelled before the run starts; of more, each is spelled when its turn comes."""
+LOOKED_AT = 2000
+"""Rows of which then is said what they are like."""
 
 
 class LeftOutError(Exception):
@@ -46,7 +51,13 @@ def load_examples(
     else:
         tasks = load_tasks(section, evaluation=held_out, seed=config.run.seed)
         _check_columns(tasks, config)
-        found = _Maker(config, renderer, store).examples(tasks[: config.eval.samples] if held_out else tasks, told)
+        maker = _Maker(config, renderer, store)
+        whole = held_out or len(tasks) <= AT_ONCE or not _one_each(config)
+        found = (
+            maker.examples(tasks[: config.eval.samples] if held_out else tasks, told)
+            if whole
+            else maker.later(tasks, told)
+        )
         if tasks.skipped:
             found.left_out[UNREADABLE] += tasks.skipped
     if held_out:
@@ -55,6 +66,11 @@ def load_examples(
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
         raise DataError(f"{path}: no example is left to use ({reasons or 'it is empty'}).")
     return found
+
+
+def _one_each(config: SupervisedConfig) -> bool:
+    """Whether a row gives one example at most, and nothing is asked about all of them before the first update."""
+    return isinstance(config, RmConfig) or (isinstance(config, SftConfig) and not config.sft.pretrain)
 
 
 def _check_columns(tasks: RowTasks, config: SupervisedConfig) -> None:
@@ -79,20 +95,40 @@ class _Maker:
         self._cut = 0
 
     def examples(self, tasks: RowTasks, told: Told) -> Examples:
+        """All of them, now."""
         made = Examples()
-        for i, task in enumerate(tasks):
+        for i in range(len(tasks)):
             told((i + 1) / len(tasks))
-            try:
-                made.items += self._items(task, tasks.folder(i))
-            except LeftOutError as error:
-                made.left_out[str(error)] += 1
-            except DataError as error:
-                if self._config.data.on_error == "error":
-                    raise tasks.error(i, str(error)) from error
-                log.warning("skipped %s: %s", task.id, error)
-                made.left_out[UNREADABLE] += 1
+            made.items += self._of_row(tasks, i, made.left_out)
         made.cut = self._cut
         return made
+
+    def later(self, tasks: RowTasks, told: Told) -> ExamplesOnDemand:
+        """The first ones now, to see what the data are like, and each of them again when its turn comes."""
+        first = self.examples(tasks[:LOOKED_AT], told)
+        later: Counter[str] = Counter()
+        return ExamplesOnDemand(
+            first.items,
+            first.left_out,
+            first.cut,
+            count=len(tasks),
+            looked_at=LOOKED_AT,
+            make=lambda i: self._of_row(tasks, i, later),
+        )
+
+    def _of_row(self, tasks: RowTasks, i: int, left_out: Counter[str]) -> list[Item]:
+        """What a row gives; a reason in `left_out` where it gives nothing. Raises DataError."""
+        task = tasks[i]
+        try:
+            return list(self._items(task, tasks.folder(i)))
+        except LeftOutError as error:
+            left_out[str(error)] += 1
+        except DataError as error:
+            if self._config.data.on_error == "error":
+                raise tasks.error(i, str(error)) from error
+            log.warning("skipped %s: %s", task.id, error)
+            left_out[UNREADABLE] += 1
+        return []
 
     def _items(self, task: Task, folder: Path) -> Iterator[Item]:
         config = self._config

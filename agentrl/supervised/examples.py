@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -56,13 +56,39 @@ class Examples:
     def tokens(self) -> int:
         return sum(map(len, self.items))
 
+    def batch(self, indices: Sequence[int]) -> list[Item]:
+        """The examples of these numbers, below the length; of rows that are none, none."""
+        return [self.items[i] for i in indices]
+
     def describe(self, what: str) -> str:
         """In one line for a person."""
         trained = sum(int(row.loss_mask.sum()) for row in rows_of(self.items))
-        line = f"{len(self)} {what}: {self.tokens} tokens, {trained} of them trained"
+        line = f"{len(self.items)} {what}: {self.tokens} tokens, {trained} of them trained"
         line += f"; {self.cut} cut to train.max_len" if self.cut else ""
         line += f"; {self.respelled} of another model, spelled anew" if self.respelled else ""
         return line + "".join(f"; {count} left out: {reason}" for reason, count in self.left_out.items())
+
+
+@dataclass
+class ExamplesOnDemand(Examples):
+    """`count` rows of which `make(i)` makes row i an example when its turn comes; nothing is kept. `items` and what is counted
+    are of the first rows, which were looked at.
+    """
+
+    count: int = 0
+    looked_at: int = 0
+    make: Callable[[int], list[Item]] = field(default=lambda i: [])
+
+    def __len__(self) -> int:
+        return self.count
+
+    def batch(self, indices: Sequence[int]) -> list[Item]:
+        """Raises DataError for a row that cannot be read, unless such rows are skipped."""
+        return [item for i in indices for item in self.make(i)]
+
+    def describe(self, what: str) -> str:
+        first = Examples(self.items, self.left_out, self.cut).describe(what)
+        return f"{self.count} rows, spelled as their turn comes; of the first {self.looked_at}: {first}"
 
 
 def as_row(spelling: Spelling, name: str, store: ImageStore | None, *, last_only: bool = False) -> Row:

@@ -67,7 +67,8 @@ class SupervisedLoop:
         if self.step == 0:
             await self._evaluate()
         while self.step < self.plan.steps:
-            await self._whole.run(self._train())
+            items = self.examples.batch(self.plan.indices(self.step + 1))
+            await self._whole.run(self._train(items))
             if self._due(self.config.eval.every or self.plan.per_epoch) and self.step < self.plan.steps:
                 await self._evaluate()
             is_best = self.state.best_step == self.step
@@ -75,22 +76,26 @@ class SupervisedLoop:
                 await self.save()
         await self._finish()
 
-    async def _train(self) -> None:
+    async def _train(self, items: list[Item]) -> None:
+        """One update; none where all rows of the batch are left out."""
         began = time.monotonic()
-        items = [self.examples.items[i] for i in self.plan.indices(self.step + 1)]
-        report = await self._watched(self.trainer.train(items, self.step + 1), f"the trainer, in step {self.step + 1}")
+        metrics = await self._updated(items) if items else {}
         self.step += 1
         seconds, tokens = time.monotonic() - began, sum(map(len, items))
         record = {
             "step": self.step,
             "epoch": self.plan.epoch(self.step) + 1,
-            **report.metrics,
+            **metrics,
             "tokens": float(tokens),
             "time/step": seconds,
             "throughput/tokens": tokens / seconds,
         }
         self.folder.add_metrics(record)
         self.reporter.step(record)
+
+    async def _updated(self, items: list[Item]) -> dict[str, float]:
+        report = await self._watched(self.trainer.train(items, self.step + 1), f"the trainer, in step {self.step + 1}")
+        return report.metrics
 
     @property
     def resumable(self) -> bool:
@@ -124,9 +129,8 @@ class SupervisedLoop:
     async def _finish(self) -> None:
         await self._evaluate()
         if self.held_out is None and self.config.kind == "rm":
-            await self._watched(
-                self.trainer.evaluate(self.examples.items[: self.config.eval.samples]), "the scale of the scores"
-            )
+            first = self.examples.batch(range(min(self.config.eval.samples, len(self.examples))))
+            await self._watched(self.trainer.evaluate(first), "the scale of the scores")
         await self.save()
         exporting = self._watched(self.trainer.export(self.folder.final), "the export of the model")
         await self.checkpoints.then(f"the export of the model to {self.folder.final}", exporting)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..checkpoint import Checkpoints, RunState, read_state
 from ..config import DpoConfig, SupervisedConfig
-from ..errors import InfrastructureError, RunStoppedError
+from ..errors import DataError, InfrastructureError, RunStoppedError
 from ..loop import Reporter
 from ..report.run_folder import RunFolder
 from ..rollout.watchdog import within
@@ -37,7 +37,7 @@ class SupervisedParts:
 
 async def supervised_run(parts: SupervisedParts, reporter: Reporter) -> None:
     """Run to the end. Cancelled (Ctrl-C, SIGTERM), it finishes the update under way, saves a checkpoint and ends its
-    processes. What breaks underneath comes out as RunStoppedError with the last whole step and the way to go on.
+    processes; so it does on a row that cannot be read. What breaks underneath comes out as RunStoppedError with the last whole step and the way to go on.
     """
     config, plan, watch = parts.config, parts.plan, parts.config.watchdog
     starting = parts.start_trainer(config, parts.model_path, str(parts.folder.images), plan.steps, plan.lr)
@@ -71,7 +71,7 @@ async def _train(parts: SupervisedParts, trainer: Trainer, reporter: Reporter) -
         await loop.restore(parts.resume_from)
     try:
         await loop.run()
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, DataError):
         if loop.resumable:
             await loop.save()
         raise

@@ -16,7 +16,7 @@ from agentrl.config import DpoConfig, RmConfig, SftConfig
 from agentrl.image_store import ImageStore
 from agentrl.reward_model import spell
 from agentrl.supervised.dataset import load_examples
-from agentrl.supervised.examples import Examples, Pair
+from agentrl.supervised.examples import Examples, Pair, rows_of
 from agentrl.supervised.plan import make_plan
 from agentrl.supervised.spelling import Speller
 
@@ -274,6 +274,29 @@ def test_the_first_rows_of_each_dataset_are_used_and_each_is_named_when_it_is_ba
         examples(held_out=True, data={"path": paths, "test_path": bad})
     with pytest.raises(DataError, match=r"^row 1 of .*bad.jsonl: 'a' is None"):
         examples(data={"path": [paths[0], bad]})
+
+
+@pytest.mark.parametrize("kind", ["sft", "rm"])
+def test_of_many_rows_each_is_spelled_when_its_turn_comes(
+    load: Load, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are the examples that the same rows give at once."""
+    texts = ["a", "bb", " ", "cc", "d" * 80, "e"]
+    rows = [{"prompt": f"q{i}", "a": text, "chosen": text, "rejected": "x"} for i, text in enumerate(texts)]
+    data = {"input_key": "prompt"} | ({"answer_key": "a"} if kind == "sft" else {})
+    options: dict[str, Any] = {"data": data, "train": {"max_len": 64}}
+    whole = load(kind, rows, **options)
+    monkeypatch.setattr("agentrl.supervised.dataset.AT_ONCE", 5)
+    monkeypatch.setattr("agentrl.supervised.dataset.LOOKED_AT", 3)
+    later = load(kind, rows, **options)
+    assert len(later) == 6 and len(whole) == len(later.batch(range(6))) < 6
+    assert "6 rows, spelled as their turn comes; of the first 3: 2 " in later.describe("examples")
+    assert "1 left out: nothing to train" in later.describe("examples")
+    for one, other in zip(rows_of(whole.items), rows_of(later.batch(range(6))), strict=True):
+        assert one.rollout_id == other.rollout_id and np.array_equal(one.token_ids, other.token_ids)
+    assert later.batch([2]) == [] and [row.rollout_id for row in rows_of(later.batch([5, 0]))][-1].startswith("row-0")
+    with pytest.raises(DataError, match=r"^row 5 of .*rows.jsonl: "):
+        load(kind, [*rows[:5], {**rows[5], "a": None, "chosen": None}], **options).batch([0, 5])
 
 
 def test_CKP_02_the_horizon_is_the_number_of_updates() -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentrl import DataError
 from agentrl.checkpoint import Checkpoints, read_state
 from agentrl.config import DpoConfig, SftConfig
 from agentrl.report.run_folder import RunFolder
-from agentrl.supervised.examples import Examples, Item, Pair
+from agentrl.supervised.examples import Examples, ExamplesOnDemand, Item, Pair
 from agentrl.supervised.loop import SupervisedLoop
 from agentrl.supervised.plan import make_plan
 from agentrl.supervised.references import give_references, reference_of
+from agentrl.supervised.run import SupervisedParts, supervised_run
 from agentrl.training import TrainReport
 
 from ..trainers.rollouts import make_row
@@ -73,6 +76,34 @@ async def test_the_weights_with_the_lowest_loss_are_kept(tmp_path: Path) -> None
     assert read_state(best).step == 4 and (best / "weights").read_text() == "4"
     assert read_state(best).best == -1.0 and read_state(checkpoints.find("latest")).step == 8
     assert [path.name for path in checkpoints.complete()] == ["step_000004", "step_000008"]
+
+
+async def test_a_row_that_cannot_be_read_when_its_turn_comes_loses_nothing(tmp_path: Path) -> None:
+    """The run stops with a checkpoint, and goes on from it once the data are mended; a row that is left out is no update."""
+    config = SftConfig.model_validate({"train": {"batch": 1, "shuffle": False}})
+    trainer = Told([])
+
+    def row(number: int, broken: int) -> list[Item]:
+        if number == broken:
+            raise DataError(f"row {number} is broken")
+        return [] if number == 1 else [make_row(number, 8)]
+
+    async def start(*_: Any) -> Any:
+        return trainer
+
+    def parts(broken: int, checkpoint: Path | None) -> SupervisedParts:
+        examples = ExamplesOnDemand(count=5, make=lambda i: row(i, broken))
+        plan = make_plan(config, 5, tiny=True)
+        return SupervisedParts(config, "", examples, None, plan, RunFolder(tmp_path), start, checkpoint)
+
+    with pytest.raises(DataError, match="row 3 is broken"):
+        await supervised_run(parts(3, None), Silent())  # type: ignore[arg-type]
+    checkpoint = Checkpoints(tmp_path / "checkpoints", 1).find("latest")
+    assert read_state(checkpoint).step == 3 and trainer.updates == 2
+    await supervised_run(parts(9, checkpoint), Silent())  # type: ignore[arg-type]
+    assert trainer.updates == 4 and (tmp_path / "final").is_dir()
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(record["step"], record["tokens"]) for record in records] == [(1, 8), (2, 0), (3, 8), (4, 8), (5, 8)]
 
 
 async def test_an_answer_of_one_reference_is_not_taken_for_that_of_another(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from agentrl.trainers.scorer import AnswerScorer
 from agentrl.trainers.supervised_losses import Imitation, Preference, Totals
 from PIL import Image as PILImage
 
-from agentrl import Image, Row
+from agentrl import ConfigError, Image, Row
 from agentrl.config import DpoConfig, RmConfig, SftConfig
 from agentrl.image_store import ImageStore
 from agentrl.supervised.examples import Item, Pair, rows_of
@@ -93,6 +93,21 @@ def test_a_resumed_run_makes_the_updates_it_would_have_made(make: Make, kind: st
     assert reports == whole_reports[2:]
     assert distance(weights(second), weights(whole)) == 0.0
     assert [report["train/lr"] for report in whole_reports] == pytest.approx([1e-3, 8.75e-4, 7.5e-4, 6.25e-4])
+
+
+def test_every_attention_computes_the_same(make: Make, models: Path) -> None:
+    runs = {}
+    for attention in ("auto", "sdpa", "eager"):
+        trainer = make("sft", model={"attention": attention})
+        assert trainer.reader.policy.packs == (attention == "auto")
+        used = trainer.reader.policy.model.config._attn_implementation
+        assert used == attention or attention == "auto"
+        runs[attention] = [trainer.train(items("sft"), step).metrics for step in range(2)]
+    for name in ("sdpa", "eager"):
+        for one, other in zip(runs[name], runs["auto"], strict=True):
+            assert one == pytest.approx(other, abs=1e-5, rel=1e-5)
+    with pytest.raises(ConfigError, match=r"--model.attention flash_attention_2: .*(F|f)lash"):
+        load_policy(str(models / "untied"), attention="flash_attention_2")
 
 
 def labels(rows: Sequence[Row], policy: Any) -> list[list[int]]:
