@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from .config import Config
+from .section import Section
 from .supervised import SupervisedConfig
 
 FIXED = (
@@ -59,7 +60,8 @@ def check_resumed(config: Config | SupervisedConfig, stored: Config | Supervised
     of_kind = {"train": (), "dpo": (*FIXED_OF_EXAMPLES, *FIXED_OF_DPO)}
     for option in (*FIXED, *of_kind.get(config.kind, FIXED_OF_EXAMPLES)):
         section, _, name = option.partition(".")
-        if name not in type(getattr(config, section, config)).model_fields:
+        options = getattr(config, section, None)
+        if not isinstance(options, Section) or name not in type(options).model_fields:
             continue
         began, now = (operator.attrgetter(option)(each) for each in (stored, config))
         if began != now:

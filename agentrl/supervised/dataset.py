@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 EMPTY, TOO_LONG, UNREADABLE = "nothing to train", "longer than train.max_len", "unreadable"
 ALIKE = "chosen and rejected are the same"
 Told = Callable[[float], None]
-AT_ONCE = 50_000
+AT_ONCE = 20_000
 """Rows that are spelled before the run starts; of more, each is spelled when its turn comes."""
 LOOKED_AT = 2000
 """Rows of which then is said what they are like."""

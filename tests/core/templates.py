@@ -52,7 +52,7 @@ OUTPUTS = ("<|bos|>", "<|eos|>", "<|User|>", "<|Assistant|>", "<|call_begin|>", 
 FAMILIES = {
     "chatml": Family("chatml", CHATML, "<|im_end|>", "<|im_end|>"),
     "base": Family("chatml", CHATML, "<|im_end|>", "<|endoftext|>"),
-    "thinking": Family("thinking", CHATML, "<|im_end|>", "<|im_end|>"),
+    "thinking": Family("thinking", CHATML, "<|im_end|>", "<|im_end|>", header="<think>\n\n</think>\n\n"),
     "headers": Family("headers", HEADERS, "<|eot_id|>", "<|end_of_text|>", "<|begin_of_text|>"),
     "inst": Family("inst", (*INST, "[TOOL_RESULTS]", "[/TOOL_RESULTS]"), "</s>", "</s>", "<s>", ("<s>",)),
     "model_role": Family(

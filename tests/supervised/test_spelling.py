@@ -57,7 +57,9 @@ def test_every_turn_is_trained_with_the_token_that_ends_it(name: str) -> None:
     spelling, renderer = spell(name, messages)
     family = FAMILIES[name]
     turns = spoken(spelling, renderer)
-    assert turns[1].removeprefix(family.header).removeprefix("<think>\n\n</think>\n\n") == f"a2{family.stop}"
+    assert turns[1] in (f"{family.header}a2{family.stop}", f"a2{family.stop}")
+    if name in ("thinking", "channels"):
+        assert turns[1].startswith(family.header), "the prompt of a rollout stops before it"
     assert len(turns) == 2 and "a1" in turns[0] and "q" not in "".join(turns)
     assert spelling.trained[-1]
     if name != "numbered":  # its text depends on how many messages there are
