@@ -217,5 +217,6 @@ def test_best_of_keeps_one_episode_a_draw(agentrl: Callable[..., Said], models: 
     assert agentrl(*command, "--best-of", "4", "--out", "best.jsonl", "--rollout.max-new-tokens", "8").code == 0
     kept = [json.loads(line) for line in Path("best.jsonl").read_text().splitlines()]
     assert sorted(line["draw"] for line in kept) == [0, 1, 2]
+    assert all(line["tools"][0]["function"]["name"] == "calculator" for line in kept)
     shown = agentrl("sft", "--data.path", "best.jsonl", "--model", models("tiny-text"), "--dry-run")
     assert shown.code == 0 and "trained" in shown.out
