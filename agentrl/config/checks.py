@@ -24,7 +24,6 @@ from .supervised import (
     PairsSection,
     SftConfig,
     SupervisedConfig,
-    TrainerConfig,
 )
 
 TRAINING_ENGINES = ("vllm", "scripted")
@@ -289,12 +288,12 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
     _refuse(config, unread)
 
 
-def _check_log(config: TrainerConfig) -> None:
+def _check_log(config: Config | SupervisedConfig) -> None:
     names = ("wandb_project", "wandb_entity", "wandb_group")
     _refuse(config, {("log", names, "without --log.wandb"): not config.log.wandb})
 
 
-def _refuse(config: TrainerConfig, unread: Mapping[tuple[str, tuple[str, ...], str], bool]) -> None:
+def _refuse(config: Config | SupervisedConfig, unread: Mapping[tuple[str, tuple[str, ...], str], bool]) -> None:
     """Raises for an option that was given where nothing reads it: (section, options, why) where it holds."""
     for (section, options, why), holds in unread.items():
         given = operator.attrgetter(section)(config).changed() if holds else []
