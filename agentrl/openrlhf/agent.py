@@ -60,8 +60,11 @@ class _Given:
     images: Sequence[Any]
 
     def first_ids(self, text: str, images: Sequence[Any]) -> list[int]:
-        """The ids of a prompt, cut so that one sample has room after it."""
-        room = self.max_length - (self.sampling_params.max_tokens or 1)
+        """The ids of a prompt, cut so that one sample has room after it. A sample that only `max_length` bounds has one
+        token at least.
+        """
+        longest = self.sampling_params.max_tokens or self.max_length
+        room = self.max_length - (longest if longest < self.max_length else 1)
         ids: list[int] = self.llm_engine.encode(text, images, most=room)
         return ids
 
@@ -134,7 +137,7 @@ class _Turns:
     def __init__(self, tokens: list[int]) -> None:
         self.tokens = tokens
         self.ranges: list[tuple[int, int]] = []
-        self.rewards: list[float] = []
+        self.rewards: list[float | None] = []
         self.scores: Any = None
         self.logs: Any = {}
         self.truncated = False
@@ -148,9 +151,16 @@ class _Turns:
         missing = {"rewards", "environment_feedback", "done"} - step.keys()
         if missing:
             raise EnvError(f"step must return {', '.join(sorted(missing))} as well")
-        self.rewards.append(number(step["rewards"], "rewards") or 0.0)
-        self.scores = step.get("scores", sum(self.rewards))
+        self.rewards.append(number(step["rewards"], "rewards"))
+        self.scores = step.get("scores", self.total)
         self.logs = step.get("extra_logs") or {}
+
+    @property
+    def total(self) -> float | None:
+        """The sum of what the steps gave; None, no verdict, where the last one gave none."""
+        if not self.rewards or self.rewards[-1] is None:
+            return None
+        return sum(reward for reward in self.rewards if reward is not None)
 
     def result(self, given: _Given) -> dict[str, Any]:
         return {
@@ -158,7 +168,7 @@ class _Turns:
             "label": given.label,
             "observation_tokens": self.tokens,
             "action_ranges": self.ranges,
-            "reward": sum(self.rewards) if self.rewards else None,
+            "reward": self.total,
             "rewards": self.rewards,
             "scores": self.scores,
             "extra_logs": self.logs,

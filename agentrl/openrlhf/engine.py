@@ -11,6 +11,7 @@ from ..engine import Generation
 from ..errors import AgentError
 from ..executor import RolloutContext
 from ..messages import Image
+from .episodes import Episodes
 
 NEUTRAL = {"top_p": 1.0, "top_k": (0, -1), "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
 """What leaves the distribution as it is: anything else is refused in training."""
@@ -71,17 +72,29 @@ class Call:
 
 @dataclass
 class EpisodeEngine:
-    """Samples for one episode, by its seeds and limits. May be called from another event loop than the episode's."""
+    """Samples for one episode, by its seeds and limits. May be called from another event loop than the episode's; what is
+    asked through it by another of the executor's episodes is sampled for that one. `asked` = calls without an answer yet.
+    """
 
     ctx: RolloutContext
     home: asyncio.AbstractEventLoop
+    episodes: Episodes
     calls: list[Call] = field(default_factory=list)
+    asked: int = 0
     cut_prompts: int = 0
 
     def budget(self, length: int) -> int:
         """Tokens that may follow a context of `length` tokens; 0 once the episode has had its turns."""
         over = len(self.calls) >= self.ctx.limits.max_turns or self._placeholder
         return 0 if over else max(0, self.ctx.budget(length))
+
+    def continued(self, prompt: Sequence[int]) -> int:
+        """How many tokens of the context after the last call a prompt begins with: all of them, else 0."""
+        if not self.calls:
+            return 0
+        last = self.calls[-1]
+        context = [*last.prompt, *last.generation.token_ids]
+        return len(context) if list(prompt[: len(context)]) == context else 0
 
     @property
     def _placeholder(self) -> bool:
@@ -110,8 +123,10 @@ class EpisodeEngine:
         """vLLM's answer to token ids, image placeholders expanded."""
         shown = (multi_modal_data or {}).get("image", images)
         pictures = tuple(Image(i) for i in (shown if isinstance(shown, list | tuple) else [shown]))
-        options = self._options(sampling_params)
-        return await self._at_home(self._generate(tuple(map(int, prompt_token_ids)), pictures, options))
+        prompt = tuple(map(int, prompt_token_ids))
+        with self.episodes.asking(prompt) as owner:
+            options = owner._options(sampling_params)
+            return await owner._at_home(owner._generate(prompt, pictures, options))
 
     async def _at_home(self, work: Coroutine[Any, Any, RequestOutput]) -> RequestOutput:
         if asyncio.get_running_loop() is self.home:

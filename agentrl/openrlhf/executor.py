@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..messages import Message
 from ..single_turn import opening
 from ..trajectory import Node, Trajectory
 from .engine import Call, EpisodeEngine, SamplingParams
+from .episodes import Episodes
 from .values import logs, number
 
 
@@ -30,10 +32,15 @@ class OpenRLHFExecutor(AgentExecutorBase):
         self.theirs = theirs
         self.name = name
         self._takes = set(inspect.signature(theirs.execute).parameters)
+        self._episodes = Episodes()
 
     async def execute(self, task: Task, ctx: RolloutContext) -> Trajectory:
+        engine = EpisodeEngine(ctx, asyncio.get_running_loop(), self._episodes)
+        with self._episodes.playing(engine):
+            return await self._play(task, ctx, engine)
+
+    async def _play(self, task: Task, ctx: RolloutContext, engine: EpisodeEngine) -> Trajectory:
         record = ctx.trajectory or ctx.begin(task)
-        engine = EpisodeEngine(ctx, asyncio.get_running_loop())
         given = {
             "prompt": prompt_text(task, ctx),
             "label": task.label,
@@ -45,7 +52,7 @@ class OpenRLHFExecutor(AgentExecutorBase):
             "llm_engine": engine,
             "images": [image.pil for image in task.images],
         }
-        result = await self._run({name: value for name, value in given.items() if name in self._takes}, ctx)
+        result = await self._run({name: value for name, value in given.items() if name in self._takes}, ctx, engine)
         results = result if isinstance(result, list) else [result]
         if not all(isinstance(one, Mapping) for one in results):
             raise AgentError(
@@ -57,11 +64,12 @@ class OpenRLHFExecutor(AgentExecutorBase):
             record.metrics["openrlhf/cut_prompts"] = float(engine.cut_prompts)
         return record
 
-    async def _run(self, given: dict[str, Any], ctx: RolloutContext) -> Any:
+    async def _run(self, given: dict[str, Any], ctx: RolloutContext, engine: EpisodeEngine) -> Any:
         bound = ctx.limits.episode_timeout_s
 
         async def start() -> Any:
-            return await self.theirs.execute(**given)
+            with self._episodes.running(engine):
+                return await self.theirs.execute(**given)
 
         loop = ctx.env_loops.current() if ctx.env_loops is not None else None
         call = run_async(start, bound) if loop is None else loop.run(start, bound)
@@ -83,9 +91,11 @@ def fill(record: Trajectory, result: Mapping[str, Any], engine: EpisodeEngine, c
     ranges = [(int(start), int(end)) for start, end in result["action_ranges"]]
     rewards = _turn_rewards(result, len(ranges))
     for (start, end), reward in zip(ranges, rewards, strict=True):
-        last = _taken(rest, tuple(tokens[:start]), tuple(tokens[start:end]))
+        last = _taken(rest, tuple(tokens[:start]), tuple(tokens[start:end]), engine)
         node = _add(record, node, last, end - start, ctx)
         node.reward = reward
+    if rewards and rewards[-1] is None and node is not None:
+        node.reward = math.nan
     if node is None or last is None:
         raise AgentError("the executor sampled nothing: action_ranges is empty")
     score = number(result.get("scores"), "scores")
@@ -104,15 +114,20 @@ def _turn_rewards(result: Mapping[str, Any], turns: int) -> list[float | None]:
     return [*[None] * (turns - 1), number(result.get("reward"), "reward")] if turns else []
 
 
-def _taken(calls: list[Call], context: tuple[int, ...], ids: tuple[int, ...]) -> Call:
-    """The call, not used before, that sampled these ids (or more), at best in this context."""
-    fitting = [call for call in calls if call.generation.token_ids[: len(ids)] == ids]
-    if not fitting or not ids:
+def _taken(calls: list[Call], context: tuple[int, ...], ids: tuple[int, ...], engine: EpisodeEngine) -> Call:
+    """The call, not used before, that sampled these ids (or more), at best in this context, be it through the engine of
+    another episode.
+    """
+    fitting = [call for call in calls if ids and call.generation.token_ids[: len(ids)] == ids]
+    call = next((call for call in fitting if call.prompt == context), None)
+    if call is None and ids:
+        call = engine.episodes.claim(context, ids, engine)
+    if call is None and not fitting:
         raise AgentError(
             "an action range holds other tokens than the engine sampled: what was sampled must stay as it is"
         )
-    call = next((call for call in fitting if call.prompt == context), fitting[0])
-    calls.remove(call)
+    call = call or fitting[0]
+    calls[:] = [one for one in calls if one is not call]
     return call
 
 

@@ -10,6 +10,8 @@ from .shared import Theirs, adapters, folder, listed, model_path, numbers, optim
 from .sharing import sharing
 
 ALL_ROWS = 100_000_000
+DISCOUNTED = ("gae", "reinforce")
+"""The estimators that read gamma, theirs as ours."""
 
 
 def _data(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
@@ -81,6 +83,11 @@ def _rewards(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
     if normalized and (model is None or agent):
         notes.append("reward.normalize_enable: it is for a reward model of the run; a reward server has its own")
     buffer = theirs["reward.overlong_buffer_len"]
+    if buffer and agent:
+        notes.append(
+            "reward.overlong_buffer_len: it counts back from rollout.max_new_tokens there, here from the longest episode, "
+            "rollout.max_total_tokens"
+        )
     return {
         "agent.name": [agent] if agent else None,
         "reward.name": [name for name in (remote, model) if name] if not agent else None,
@@ -101,7 +108,10 @@ def _rollouts(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
         )
     batch, generated = theirs["rollout.batch_size"], theirs["rollout.vllm_generate_batch_size"]
     more = generated is not None and generated > batch
-    longest = theirs["data.max_len"]
+    longest, partial = theirs["data.max_len"], theirs["train.partial_rollout_enable"]
+    staleness = theirs["train.async_queue_size"] if theirs["train.async_enable"] else 0
+    if partial and not staleness:
+        notes.append("train.partial_rollout_enable: it does nothing without train.async_enable")
     return {
         "train.batch_groups": batch,
         "rollout.oversample": generated / batch if more else None,
@@ -111,8 +121,9 @@ def _rollouts(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
         "rollout.temperature": theirs["rollout.temperature"],
         "rollout.max_len": longest,
         "rollout.max_new_tokens": theirs["rollout.max_new_tokens"] or longest,
-        "rollout.partial": theirs["train.partial_rollout_enable"] or None,
-        "train.max_staleness": theirs["train.async_queue_size"] if theirs["train.async_enable"] else 0,
+        "rollout.max_turns": longest if theirs["train.agent_func_path"] else 1,
+        "rollout.partial": partial if staleness and partial else None,
+        "train.max_staleness": staleness,
     }
 
 
@@ -145,14 +156,20 @@ def _algorithm(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
         notes.append(
             f"algo.kl.estimator {kind}: in the {'loss the estimate is k2' if loss else 'reward the estimate is k1'}"
         )
-    target = theirs["algo.kl.target"]
+    gamma, lam = theirs["algo.advantage.gamma"], theirs["algo.advantage.lambd"]
+    if gamma != 1 and name not in DISCOUNTED:
+        notes.append(f"algo.advantage.gamma: it does nothing with {name}")
+    if lam != 1 and name != "gae":
+        notes.append(f"algo.advantage.lambd: it does nothing with {name}")
+    target, by_sequence = theirs["algo.kl.target"], theirs["actor.policy_loss_type"] == "gspo"
     clip, both = theirs["actor.eps_clip"], theirs["actor.eps_clip_low_high"]
     return {
         "algo.name": name,
         "algo.advantage": "dr_grpo" if centred and name == "group_norm" else None,
-        "algo.gamma": theirs["algo.advantage.gamma"],
-        "algo.lam": theirs["algo.advantage.lambd"],
-        "algo.level": "sequence" if theirs["actor.policy_loss_type"] == "gspo" else None,
+        "algo.gamma": gamma if name in DISCOUNTED else None,
+        "algo.lam": lam if name == "gae" else None,
+        "algo.level": "sequence" if by_sequence else None,
+        "algo.aggregation": "sequence_mean" if by_sequence else "token_mean",
         "algo.clip": both or [clip, clip],
         "algo.dual_clip": theirs["actor.dual_clip"],
         "algo.entropy_coef": theirs["actor.entropy_coef"],

@@ -84,10 +84,13 @@ def schedule(theirs: Theirs, who: str, section: str, warmup: str) -> dict[str, A
 def folder(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
     """Where the run is, what is kept of it, and where it is logged."""
     output, wandb = Path(theirs["ckpt.output_dir"]), theirs["logger.wandb.key"] is not None
+    if theirs["ckpt.load_enable"]:
+        notes.append(
+            "ckpt.load_enable: a run that has a checkpoint goes on with --resume latest; the first start is without"
+        )
     return {
         "run.dir": str(output.parent),
         "run.name": theirs["logger.wandb.run_name"] or output.name,
-        "run.resume": "latest" if theirs["ckpt.load_enable"] else None,
         "ckpt.every": max(0, theirs["ckpt.save_steps"]),
         "ckpt.keep": theirs["ckpt.max_num"],
         "log.wandb": wandb,

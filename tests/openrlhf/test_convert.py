@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -18,7 +19,7 @@ from agentrl.config import Config
 from agentrl.config.checks import check_training
 from agentrl.config.load import option_names
 from agentrl.openrlhf.command_line import parse
-from agentrl.openrlhf.convert import convert
+from agentrl.openrlhf.convert import RUNS, convert
 from agentrl.openrlhf.older import RENAMED, newer
 from agentrl.openrlhf.options import CHOICES, RL, options, options_of, table
 
@@ -36,6 +37,15 @@ def test_the_options_are_all_of_theirs() -> None:
             names.append(line)
     assert listed == {program: sorted(o.name for o in known) for program, known in options().items()}
     assert DOCUMENT.read_text().endswith(table()), "docs/from-openrlhf.md has the table"
+
+
+def test_every_name_of_ours_in_the_table_is_an_option_of_that_command() -> None:
+    """What has a dot is an option of ours, or one of theirs in the same program."""
+    for program, (_, kind, _) in RUNS.items():
+        known, theirs = set(option_names(kind)), options_of(program)
+        for option in theirs.values():
+            dotted = re.findall(r"\b[a-z_]+(?:\.[a-z_]+)+", option.ours)
+            assert set(dotted) <= known | theirs.keys(), option
 
 
 def test_every_option_that_has_one_here_names_it() -> None:
@@ -65,6 +75,11 @@ LINES: list[tuple[str, dict[str, Any]]] = [
     ("--algo.kl.init_coef 0 --ref.offload", {"algo.kl.coef": 0.0}),
     ("--algo.dynamic_filtering_enable", {"algo.filter.enable": True, "algo.filter.range": [0.0, 1.0]}),
     ("--reward.overlong_buffer_len 64 --reward.stop_properly_penalty_coef 0.5", {"algo.overlong.buffer": 64, "algo.stop_properly": 0.5}),
+    ("--algo.advantage.lambd 0.95 --train.partial_rollout_enable --ckpt.load_enable", {"algo.lam": 1.0, "rollout.partial": None, "run.resume": None, "rollout.max_turns": 1}),
+    ("--algo.advantage.gamma 0.9", {"algo.gamma": 0.9, "algo.aggregation": "token_mean"}),
+    ("--algo.advantage.estimator group_norm --algo.advantage.gamma 0.99", {"algo.gamma": 1.0, "algo.aggregation": "token_mean"}),
+    ("--algo.advantage.estimator dr_grpo --rollout.n_samples_per_prompt 2", {"algo.aggregation": "token_mean"}),
+    ("--algo.advantage.estimator reinforce_baseline --rollout.n_samples_per_prompt 2 --actor.policy_loss_type gspo", {"algo.aggregation": "sequence_mean"}),
     ("--critic.freezing_steps 2 --train.num_episodes 3", {"critic.warmup_steps": 2, "train.passes": 3}),
     ("--train.enable_ema", {"optim.ema": 0.992}),
     ("--ds.lora.rank 8 --ds.lora.target_modules q_proj v_proj", {"lora.rank": 8, "lora.alpha": 16, "lora.targets": ["q_proj", "v_proj"]}),
@@ -79,7 +94,7 @@ LINES: list[tuple[str, dict[str, Any]]] = [
     (f"--train.colocate_all --vllm.enable_sleep --ds.enable_sleep --algo.kl.init_coef 0 {ONE_GPU}", {"engine.colocated": True, "ref.offload": False}),
     (f"--vllm.enable_sleep {ONE_GPU}", {"engine.colocated": False}),
     ("--train.colocate_all --vllm.num_engines 2", {"engine.colocated": False}),
-    ("--train.agent_func_path agent.py", {"agent.name": ["agent.py"], "reward.name": []}),
+    ("--train.agent_func_path agent.py", {"agent.name": ["agent.py"], "reward.name": [], "rollout.max_turns": 2048}),
 ]  # fmt: skip
 
 
@@ -189,6 +204,21 @@ def test_older_names_lead_to_present_ones() -> None:
     assert set(RENAMED.values()) <= known and not RENAMED.keys() & known
     assert newer("eval_temperature", known) == "eval.temperature" and newer("nonsense", known) is None
     assert newer("lora_rank", known) == "ds.lora.rank" and newer("optim", known) is None
+
+
+def test_what_does_nothing_there_or_differs_here_is_said() -> None:
+    line = (
+        "--algo.advantage.estimator rloo --algo.advantage.gamma 0.9 --algo.advantage.lambd 0.9 --ckpt.load_enable "
+        "--train.partial_rollout_enable --train.agent_func_path a.py --reward.overlong_buffer_len 9"
+    )
+    said = {note.partition(":")[0] for note in convert([*NAMED, *line.split()]).notes}
+    assert said == {
+        "algo.advantage.gamma",
+        "algo.advantage.lambd",
+        "train.partial_rollout_enable",
+        "ckpt.load_enable",
+        "reward.overlong_buffer_len",
+    }
 
 
 def test_what_is_not_given_is_said(agentrl: Callable[..., Any]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -11,11 +13,12 @@ from typing import Any
 import pytest
 
 from agentrl import ConfigError, Limits, Reply, ScriptedEngine, Task, run_episode
-from agentrl.assemble import load_processor, make_executor, make_reward
+from agentrl.assemble import episode_limits, load_processor, make_executor, make_reward
 from agentrl.config import Config
 from agentrl.env_loop import EnvLoops
 from agentrl.executor import RolloutContext, Sampling
 from agentrl.executor import play as play_episode
+from agentrl.openrlhf.convert import convert
 from agentrl.renderer import Renderer
 from agentrl.trajectory import Trajectory
 
@@ -71,6 +74,57 @@ async def test_an_executor_of_its_own(vlm: Renderer) -> None:
     (row,) = ended.rows()
     assert row.loss_mask.sum() == 4 and ended.score == 1.0 and ended.metrics["letters"] > 1
     assert ended.total_reward == pytest.approx(ended.metrics["letters"] / 100)
+
+
+async def test_an_executor_that_keeps_its_first_engine_in_a_server(vlm: Renderer) -> None:
+    """Its episodes, at once and one after the other, are trained each on what was sampled in its own context."""
+    served, stop, number = executor("served_executor"), vlm.tokenizer.eos_token_id, itertools.count(11)
+    engine = ScriptedEngine(lambda request: Reply([next(number), stop]))
+
+    async def one(i: int) -> Trajectory:
+        limits = Limits(max_turns=2, max_new_tokens=8, max_len=200)
+        return await run_episode(served, engine, vlm, Task(str(i), "1+2=?", label=i), limits=limits, seed=i)
+
+    ended = [*await asyncio.gather(*(one(i) for i in range(4))), await one(4), *await asyncio.gather(one(5), one(6))]
+    served.theirs.server.should_exit = True
+    assert [episode.error for episode in ended] == [None] * 7 and len(engine.requests) == 14
+    sampled: list[int] = []
+    for i, episode in enumerate(ended):
+        (row,) = episode.rows()
+        prompt = vlm.tokenizer(f"{vlm.template.render([{'role': 'user', 'content': '1+2=?'}], ())} {i}").input_ids
+        assert row.token_ids[: len(prompt)].tolist() == prompt and episode.total_reward == len(prompt) + 4
+        sampled += [t for t in row.token_ids[row.loss_mask].tolist() if t != stop]
+    assert sorted(sampled) == list(range(11, 25)), "every sampled token is trained once"
+    assert not served._episodes.left and not served._episodes.open
+
+
+MANY_TURNS = """
+import torch
+from openrlhf.utils.agent import AgentInstanceBase
+class AgentInstance(AgentInstanceBase):
+    def __init__(self): self.turn = 0
+    async def step(self, states, **kwargs):
+        self.turn += 1
+        return {"rewards": torch.tensor(REWARDS[self.turn - 1]), "environment_feedback": "x", "done": self.turn == len(REWARDS)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rewards", "total"),
+    [("[float('nan')]", None), ("[1.0, float('nan')]", None), ("[float('nan'), 1.0]", 1.0), ("[0.1] * 20", 2.0)],
+)
+async def test_an_agent_of_a_command_line_without_bounds_of_its_own(
+    rewards: str, total: float | None, tmp_path: Path, vlm: Renderer
+) -> None:
+    """The converted limits leave room for the prompt and for every turn; NaN in the last step is no verdict."""
+    (tmp_path / "agent.py").write_text(f"REWARDS = {rewards}\n{MANY_TURNS}")
+    line = f"--actor.model_name_or_path m --data.prompt_dataset d --train.agent_func_path {tmp_path}/agent.py --data.max_len 128"
+    config = Config.model_validate(convert(line.split()).nested())
+    engine = ScriptedEngine(lambda request: Reply([7]))
+    ended = await run_episode(make_executor(config), engine, vlm, Task("0", "1"), limits=episode_limits(config, None))
+    assert ended.error is None, ended.error
+    assert ended.total_reward == (total if total is None else pytest.approx(total)) and not ended.truncated
+    assert ended.metrics == {}, "no prompt was cut"
 
 
 async def test_single_turns_with_a_reward_file(vlm: Renderer) -> None:
