@@ -1,4 +1,4 @@
-"""Loading such files: `openrlhf.utils.agent` is ours while one loads, unless the real package is installed."""
+"""Loading such files: `openrlhf.utils` is ours while one loads, unless the real package is installed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_file(path: str) -> ModuleType:
 
 @contextlib.contextmanager
 def stand_in() -> Iterator[None]:
-    """Inside, `openrlhf.utils.agent` and `openrlhf.utils.logging_utils` import; afterwards they are gone again."""
+    """Inside, what such files import from `openrlhf.utils` does; afterwards it is gone again."""
     with _lock:
         if "openrlhf" in sys.modules or importlib.util.find_spec("openrlhf") is not None:
             yield
@@ -40,18 +40,22 @@ def stand_in() -> Iterator[None]:
 
 
 def _modules() -> dict[str, ModuleType]:
-    from . import agent
+    from . import agent, math_answers
 
     package, utils = ModuleType("openrlhf"), ModuleType("openrlhf.utils")
     speaking = ModuleType("openrlhf.utils.logging_utils")
     speaking.init_logger = logging.getLogger  # type: ignore[attr-defined]
     package.__path__, utils.__path__ = [], []
-    package.utils, utils.agent, utils.logging_utils = utils, agent, speaking  # type: ignore[attr-defined]
+    parts = {"agent": agent, "logging_utils": speaking, "math_utils": math_answers}
+    package.utils = utils  # type: ignore[attr-defined]
+    for name in ("extract_boxed_answer", "grade_answer"):
+        setattr(utils, name, getattr(math_answers, name))
+    for name, part in parts.items():
+        setattr(utils, name, part)
     return {
         "openrlhf": package,
         "openrlhf.utils": utils,
-        "openrlhf.utils.agent": agent,
-        "openrlhf.utils.logging_utils": speaking,
+        **{f"{utils.__name__}.{name}": part for name, part in parts.items()},
     }
 
 

@@ -19,6 +19,7 @@ from agentrl.env_loop import EnvLoops
 from agentrl.executor import RolloutContext, Sampling
 from agentrl.executor import play as play_episode
 from agentrl.openrlhf.convert import convert
+from agentrl.openrlhf.load import reward_function
 from agentrl.renderer import Renderer
 from agentrl.trajectory import Trajectory
 
@@ -135,6 +136,38 @@ async def test_single_turns_with_a_reward_file(vlm: Renderer) -> None:
     assert ended.error is None, ended.error
     assert ended.score == 1.0 and ended.metrics["stops"] == 1.0
     assert ended.total_reward == pytest.approx(len("13<|im_end|>") / 100)
+
+
+MATH = """
+from openrlhf.utils import extract_boxed_answer, grade_answer
+from openrlhf.utils.math_utils import grade_answer as same
+def reward_func(queries, prompts, labels, **kwargs):
+    answers = [extract_boxed_answer(query[len(prompt):]) for query, prompt in zip(queries, prompts)]
+    assert grade_answer is same
+    return {"rewards": [float(grade_answer(answer, label)) for answer, label in zip(answers, labels)]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "label", "reward"),
+    [
+        ("\\boxed{3} or \\boxed{\\frac{1}{2}}.", "0.5", 1.0),
+        ("\\boxed{1,234}", 1234, 1.0),
+        ("\\boxed{x+1}", "1+x", 1.0),
+        ("\\boxed{\\text{Blue} }", "blue", 1.0),
+        ("\\boxed{9^{9^{9^9}}}", "9^{9^{9^8}}", 0.0),
+        ("\\boxed{12}", "13", 0.0),
+        ("12, and \\boxed{12", "12", 0.0),
+    ],
+)
+async def test_a_reward_file_that_grades_mathematical_answers(
+    said: str, label: Any, reward: float, tmp_path: Path
+) -> None:
+    (tmp_path / "math.py").write_text(MATH)
+    assert await asyncio.to_thread(reward_function(str(tmp_path / "math.py")), f"Q {said}", "Q ", label) == {
+        "reward": reward,
+        "metrics": {},
+    }
 
 
 @pytest.mark.parametrize(
