@@ -1,7 +1,7 @@
 """A language model as a reward function: `--reward judge.toml`, over any OpenAI-compatible URL.
 
 Its answers are kept in a file that all rollout workers share, so no question is paid for twice, and the calls are counted
-there. A judge that fails, says nothing that can be read, or is over its budget gives no verdict, never a reward of 0.
+there; above temperature 0, where it may answer better, one that could not be read is asked again. A judge that fails, says nothing that can be read, or is over its budget gives no verdict, never a reward of 0.
 """
 
 from __future__ import annotations
@@ -116,11 +116,11 @@ class Judge:
         body = self._question(prompt, completion, label)
         key = hashlib.sha256(json.dumps([self._file.url, body], sort_keys=True).encode()).hexdigest()
         answer = self._answers.get(key)
-        if answer is not None:
-            return {**self._read(answer), "metrics": {"judge/cached": 1.0}}
-        answer = await self._shared(key, body)
+        cached = answer is not None and not (self._file.temperature and self._read(answer)["reward"] is None)
+        if not cached:
+            answer = await self._shared(key, body)
         found = self._read(answer) if answer is not None else {"reward": None}
-        return {**found, "metrics": {"judge/cached": 0.0, "judge/failed": float(found["reward"] is None)}}
+        return {**found, "metrics": {"judge/cached": float(cached), "judge/failed": float(found["reward"] is None)}}
 
     async def _shared(self, key: str, body: dict[str, Any]) -> str | None:
         """Equal questions that are open at once are one call."""

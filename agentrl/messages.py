@@ -36,7 +36,7 @@ class Text(str):
 class Image:
     """A picture: a snapshot of a PIL image, or a path, encoded bytes or a `data:` URL that is decoded when first looked at.
 
-    One normalisation for engine and trainer: EXIF orientation applied, transparency on white, RGB, no metadata. `png` are
+    One normalisation for engine and trainer: EXIF orientation applied, transparency on white, 8 bits, RGB, no metadata. `png` are
     the bytes that travel and are stored, `sha256` is their hash; both are the same on every machine for equal pixels and
     one Pillow, and pickling keeps them. Raises DataError when the source is no picture, or one of more than MOST_PIXELS.
     """
@@ -133,16 +133,34 @@ def _bounded(picture: PILImage.Image) -> PILImage.Image:
 def _rgb(picture: PILImage.Image) -> PILImage.Image:
     """A copy with the pixels alone. Raises DataError for pixels that cannot be decoded or have no RGB form."""
     try:
-        picture = ImageOps.exif_transpose(picture) or picture
+        picture = _eight_bits(ImageOps.exif_transpose(picture) or picture)
         if picture.mode in ("RGBA", "RGBa", "LA", "PA") or "transparency" in picture.info:
             picture = picture.convert("RGBA")
             white = PILImage.new("RGBA", picture.size, (255, 255, 255, 255))
             picture = PILImage.alpha_composite(white, picture)
         pixels = picture.convert("RGB")
+    except DataError:
+        raise
     except Exception as error:  # as in `_decode`
         raise DataError(f"cannot decode an image: {error}") from error
     pixels.info = {}
     return pixels
+
+
+def _eight_bits(picture: PILImage.Image) -> PILImage.Image:
+    """Greys of 16 bits scaled to 8. Those of 32 bits and of floats say nowhere what white is: they are taken as 0 to 255,
+    rounded, and others are a DataError, as cutting them off would lose the picture.
+    """
+    if picture.mode not in ("I", "F") and not picture.mode.startswith("I;16"):
+        return picture
+    scale = 255 / 65535 if picture.mode.startswith("I;16") else 1.0
+    low, high = picture.getextrema()
+    if not 0 <= low * scale <= high * scale <= 255:
+        raise DataError(f"greys from {low:g} to {high:g}: bring them to 0 to 255, as in mode L")
+    grey = picture.convert("F").point(lambda value: value * scale + 0.5).convert("L")
+    see_through = picture.info.get("transparency")
+    grey.info = {} if see_through is None else {"transparency": round(see_through * scale)}
+    return grey
 
 
 def _shown(source: Any) -> str:

@@ -69,7 +69,7 @@ def _named(name: str, folder: Path, section: DataSection) -> str | bytes | Path:
 
 
 def bounded(image: Image, least: int | None, most: int | None) -> Image:
-    """The image, resized in its proportions to within `least` and `most` pixels."""
+    """The image, resized to within `least` and `most` pixels, in its proportions as far as whole pixels have them."""
     if least is None and most is None:
         return image
     width, height = image.size
@@ -78,5 +78,8 @@ def bounded(image: Image, least: int | None, most: int | None) -> Image:
     if wanted == pixels:
         return image
     scale, rounded = math.sqrt(wanted / pixels), math.floor if wanted < pixels else math.ceil
-    size = (max(1, rounded(width * scale)), max(1, rounded(height * scale)))
-    return Image(image.pil.resize(size, PILImage.Resampling.BICUBIC))
+    width, height = max(1, rounded(width * scale)), max(1, rounded(height * scale))
+    if wanted < pixels:  # where one side is a single pixel already, the other bears it all
+        height = max(1, min(height, wanted // width))
+        width = max(1, min(width, wanted // height))
+    return Image(image.pil.resize((width, height), PILImage.Resampling.BICUBIC))

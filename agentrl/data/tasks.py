@@ -36,7 +36,7 @@ class RowTasks(Sequence[Task]):
 
     sources: Sequence[Rows]
     section: DataSection
-    which: NDArray[np.uint8]
+    which: NDArray[np.int32]
     numbers: NDArray[np.int64]
     max_images: int = 0
     labels: Sequence[str] = field(default=())

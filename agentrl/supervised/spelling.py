@@ -53,13 +53,13 @@ class Speller:
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, last_only: bool = False
     ) -> Spelling:
         """The assistant's turns are trained, each with the token that ends it; of them the last alone, or not those with
-        `"weight": 0`. Raises DataError for a conversation that the template refuses, and for another weight.
+        `"weight": 0`. One that says nothing never is. Raises DataError for a conversation that the template refuses, and for another weight.
         """
         messages = [as_message(message) for message in messages]
         images = message_images(messages)
         self._renderer.expander.check(images)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        weights = [_weight(message, i) for i, message in enumerate(messages)]
+        weights = [_weight(message, i) and said(message) for i, message in enumerate(messages)]
         wanted = {i for i in (turns[-1:] if last_only else turns) if weights[i]}
         messages = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
         pieces = self._literal(messages) if self._template.literal else self._rendered(messages, list(tools), turns)

@@ -78,7 +78,10 @@ async def test_equal_questions_are_one_call_now_and_later(
     assert served.asked[0]["messages"][1]["content"] == "Q: user: 1+1 Right: 2 A: {label}. Say Score: N"
     assert served.asked[0]["key"] == "Bearer secret" and served.asked[0]["model"] == "judge-1"
     again = judge('system = "Be fair."')
-    assert (await again(prompt=chat, completion="{label}", label=2))["metrics"] == {"judge/cached": 1.0}
+    assert (await again(prompt=chat, completion="{label}", label=2))["metrics"] == {
+        "judge/cached": 1.0,
+        "judge/failed": 0.0,
+    }
     await again(prompt=chat, completion="other", label=2)
     assert len(served.asked) == 2
 
@@ -99,6 +102,21 @@ async def test_what_may_pass_is_asked_again_and_what_fails_is_no_verdict(
         assert (await ask(prompt=answer, completion="c", label=None))["reward"] is None
     served.answers = ["Score: 0"]
     assert (await ask(prompt="b", completion="b", label=None))["reward"] == 0.0, "a failure is not kept"
+
+
+async def test_an_answer_that_cannot_be_read_counts_each_time(judge: Callable[..., Any], served: Served) -> None:
+    """The same question at temperature 0 would be answered the same; above it is asked again."""
+    served.answers = ["I cannot tell."]
+    for temperature, asked in ((0.0, 1), (0.7, 3)):
+        ask, before = judge(f"temperature = {temperature}"), len(served.asked)
+        for i in range(3):
+            found = await ask(prompt="a", completion="a", label=None)
+            assert found["reward"] is None
+            cached = float(i > 0 and not temperature)
+            assert found["metrics"] == {"judge/cached": cached, "judge/failed": 1.0}
+        assert len(served.asked) == before + asked
+    served.answers = ["Score: 10"]
+    assert (await ask(prompt="a", completion="a", label=None))["reward"] == 1.0
 
 
 async def test_over_budget_there_is_no_verdict_and_no_call(judge: Callable[..., Any], served: Served) -> None:

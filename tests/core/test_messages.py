@@ -85,6 +85,27 @@ def test_every_mode_becomes_rgb(mode: str) -> None:
     assert Image(PILImage.new(mode, (2, 2))).pil.mode == "RGB"
 
 
+def greys(mode: str, values: list[float]) -> PILImage.Image:
+    picture = PILImage.new(mode, (len(values), 1))
+    picture.putdata(values)
+    return picture
+
+
+def test_greys_of_more_than_8_bits_are_scaled_or_refused() -> None:
+    ramp = [0, 100, 128, 257, 1000, 32768, 65535]
+    scaled = [round(value / 257) for value in ramp]
+    deep = PILImage.fromarray(np.array([ramp], np.uint16))
+    for source in (deep, encoded(deep), encoded(deep, "TIFF")):
+        assert array(Image(source))[0].tolist() == [[grey] * 3 for grey in scaled]
+    assert array(Image(encoded(deep, transparency=65535)))[0, :, 0].tolist() == [*scaled[:-1], 255]
+    assert array(Image(encoded(deep, transparency=0)))[0, :, 0].tolist()[0] == 255
+    assert array(Image(greys("I", [0, 100, 255])))[0, :, 0].tolist() == [0, 100, 255]
+    assert array(Image(greys("F", [0.0, 0.4, 1.6, 200.0])))[0, :, 0].tolist() == [0, 0, 2, 200]
+    for mode, values in (("I", [0, 70000]), ("I", [-1, 3]), ("F", [0.0, 300.0]), ("F", [float("nan"), 1.0])):
+        with pytest.raises(DataError, match="bring them to 0 to 255"):
+            Image(greys(mode, values))
+
+
 def test_pickling_and_copying_keep_bytes_and_hash() -> None:
     for source in (pixels(), encoded(pixels(), "JPEG"), encoded(pixels())):
         image = Image(source)

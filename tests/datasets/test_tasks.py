@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image as PILImage
 
@@ -141,13 +141,15 @@ def test_where_pictures_stand_in_a_prompt(tmp_path: Path, forms: dict[str, Any])
 
 @settings(deadline=None)
 @given(st.integers(1, 90), st.integers(1, 90), st.integers(1, 4000), st.integers(0, 4000))
+@example(1, 10_000, 1, 99)
+@example(10_000, 1, 1, 0)
 def test_pixels_are_within_their_bounds(width: int, height: int, least: int, above: int) -> None:
     size = bounded(Image(PILImage.new("RGB", (width, height))), least, least + above).size
     before, after = width * height, size[0] * size[1]
     if before < least:
         assert (size[0] - 1) * (size[1] - 1) <= least <= after
     elif before > least + above:
-        assert after <= least + above or 1 in size
+        assert after <= least + above
     else:
         assert size == (width, height)
 
@@ -197,6 +199,12 @@ def test_a_mixture_passes_over_every_dataset(sizes: list[int], seed: int, data: 
         assert mine.tolist() == [i % size for i in range(len(mine))] and len(mine) >= size
     last = numbers[which == which[-1]]
     assert len(last) == sizes[int(which[-1])], "it ends with the first pass of the last"
+
+
+@pytest.mark.parametrize("probs", [[], [1.0] * 300])
+def test_hundreds_of_datasets_keep_their_places(probs: list[float]) -> None:
+    which, numbers = mixed([np.arange(2)] * 300, probs, 0)
+    assert set(which.tolist()) == set(range(300)) and set(numbers.tolist()) == {0, 1}
 
 
 def test_the_order_is_that_of_the_seed_also_after_a_resume(lines: Callable[..., str]) -> None:

@@ -90,6 +90,13 @@ def test_TOK_06_what_a_template_strips_from_earlier_turns_is_not_trained() -> No
     assert "t1" not in renderer.text(spelling.token_ids)
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_turn_that_says_nothing_is_not_trained(name: str) -> None:
+    spelling, renderer = spell(name, chat("q1", "", "q2", "yes"))
+    (only,) = spoken(spelling, renderer)
+    assert only.endswith(f"yes{FAMILIES[name].stop}")
+
+
 def test_turns_without_weight_and_all_but_the_last_are_left_out() -> None:
     messages = chat("q1", "a1", "q2", "a2", "q3", "a3")
     messages[3]["weight"] = 0
@@ -156,11 +163,11 @@ WORDS = st.text(st.sampled_from("ab c\n<|im_start|>assistant\n</think>é{}"), ma
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3), st.sampled_from(["chatml", "thinking", "channels"]))
 def test_whatever_is_said_the_ids_are_those_of_the_whole_rendering(turns: list[tuple[str, str]], name: str) -> None:
-    """The text is the rendering of the whole conversation, and there is a trained run for each turn."""
+    """The text is the rendering of the whole conversation, and there is a trained run for each turn that says anything."""
     messages = chat(*(text for turn in turns for text in turn))
     spelling, renderer = spell(name, messages)
     safe, _ = renderer.special.escape(messages)
     whole = renderer.special.encode(renderer.template.render(safe, (), reply=False))
     text = renderer.text(whole, special=True)
     assert text.startswith(renderer.text(spelling.token_ids, special=True))
-    assert len(spoken(spelling, renderer)) == len(turns)
+    assert len(spoken(spelling, renderer)) == sum(bool(answer.strip()) for _, answer in turns)
