@@ -154,7 +154,8 @@ def _eight_bits(picture: PILImage.Image) -> PILImage.Image:
     if picture.mode not in ("I", "F") and not picture.mode.startswith("I;16"):
         return picture
     scale = 255 / 65535 if picture.mode.startswith("I;16") else 1.0
-    low, high = picture.getextrema()
+    extrema: Any = picture.getextrema()
+    low, high = extrema
     if not 0 <= low * scale <= high * scale <= 255:
         raise DataError(f"greys from {low:g} to {high:g}: bring them to 0 to 255, as in mode L")
     grey = picture.convert("F").point(lambda value: value * scale + 0.5).convert("L")

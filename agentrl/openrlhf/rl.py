@@ -95,7 +95,7 @@ def _rewards(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
         "algo.reward_clip": theirs["reward.clip_range"],
         "algo.stop_properly": theirs["reward.stop_properly_penalty_coef"],
         "algo.overlong.penalty": True if buffer else None,
-        "algo.overlong.buffer": buffer,
+        "algo.overlong.buffer": buffer or None,
         "algo.overlong.factor": theirs["reward.overlong_penalty_factor"] if buffer else None,
     }
 
