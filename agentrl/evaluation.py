@@ -5,15 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from .config import Config
 from .engine import Limits, Sampling
+from .engines.keeper import EngineKeeper
 from .env import Task
-from .errors import InfrastructureError
+from .errors import EngineError, InfrastructureError
 from .report.metrics import Metrics, evaluation_metrics, metrics_by_env
 from .rollout.episode import EpisodeOrder, EpisodeResult, failed
 from .rollout.orders import evaluation_order
-from .rollout.player import Player, play_repeatedly
+from .rollout.player import Player, play_once, repeated
+from .rollout.seats import Seats
+
+FIRST = -1
+"""In the place of a draw where episodes wait for a seat: the next weights wait for the held-out ones."""
 
 
 class Evaluator:
@@ -21,7 +27,10 @@ class Evaluator:
     `NAME/…`, everything is reported for each as well.
 
     The same tasks and seeds every time, so that two evaluations differ by the weights alone. pass@k is reported for `ks`
-    (None: 1 and `eval.n`); `seen` gets every result as it comes.
+    (None: 1 and `eval.n`); `seen` gets every result as it comes. `seats` are those of the training episodes beside it.
+
+    With a `keeper`, an episode that lost its engine is played again on one that serves the same weights: another, or the
+    one that takes its place, which can get them only until the trainer has others (`engines_back`).
     """
 
     def __init__(
@@ -33,6 +42,8 @@ class Evaluator:
         *,
         ks: Sequence[int] | None = None,
         seen: Callable[[EpisodeResult], None] | None = None,
+        seats: Seats | None = None,
+        keeper: EngineKeeper | None = None,
     ) -> None:
         self.config = config
         self.player = player
@@ -40,6 +51,12 @@ class Evaluator:
         self.limits = limits
         self.ks = sorted({1, config.eval.n} if ks is None else set(ks))
         self.seen = seen
+        self.seats = seats or Seats(config.engine.count, config.rollout.max_episodes)
+        self.keeper = keeper
+        self._weights_gone = asyncio.Event()
+        self._waiting = 0
+        self._none_waits = asyncio.Event()
+        self._none_waits.set()
 
     @property
     def episodes(self) -> int:
@@ -54,7 +71,10 @@ class Evaluator:
         """eval/… of this moment's weights; what is not back after eval.timeout_s is excluded and counted."""
         sampled = self._orders(self._sampling(), self.config.eval.n)
         greedy = self._orders(Sampling(temperature=0.0, max_new_tokens=self.limits.max_new_tokens), 1)
-        results = await self._play([*sampled, *(greedy if self._greedy else [])])
+        try:
+            results = await self._play([*sampled, *(greedy if self._greedy else [])])
+        finally:
+            self._weights_gone.clear()
         found = self._metrics(sampled, results[: len(sampled)], self.ks)
         if self._greedy:
             of_greedy = self._metrics(greedy, results[len(sampled) :], [1])
@@ -107,11 +127,56 @@ class Evaluator:
             for episode, done, order in zip(episodes, back, orders, strict=True)
         ]
 
+    async def engines_back(self) -> None:
+        """To be awaited before the trainer changes its weights: returns when no episode waits for an engine any more. One
+        that loses the last engine after that cannot be played again.
+        """
+        await self._none_waits.wait()
+        self._weights_gone.set()
+
     async def _one(self, order: EpisodeOrder) -> EpisodeResult:
-        result = await play_repeatedly(self.player, order, self.config.rollout.retries)
+        result = await repeated(self._attempt, order, self.config.rollout.retries)
         if self.seen is not None:
             self.seen(result)
         return result
+
+    async def _attempt(self, order: EpisodeOrder) -> EpisodeResult:
+        while True:
+            try:
+                engine = await self._engine_for(order)
+            except EngineError as error:
+                return failed(order, error)
+            async with self.seats.one(engine, (FIRST, order.draw)):
+                if self.keeper is None or self.keeper.instead(engine) == engine:
+                    return await play_once(self.player, replace(order, engine=engine))
+
+    async def _engine_for(self, order: EpisodeOrder) -> int:
+        """An engine that serves the evaluated weights. Raises EngineError when none will."""
+        while self.keeper is not None and (engine := self.keeper.instead(order.engine)) != order.engine:
+            if engine is not None:
+                return engine
+            if self._weights_gone.is_set():
+                raise EngineError(
+                    "the last engine with the evaluated weights is lost, and the trainer has others by now"
+                )
+            await self._replaced(self.keeper, order.engine)
+        return order.engine
+
+    async def _replaced(self, keeper: EngineKeeper, engine: int) -> None:
+        """Until the engine is back, or will not be back with these weights."""
+        self._waiting += 1
+        self._none_waits.clear()
+        back, gone = asyncio.ensure_future(keeper.ready(engine)), asyncio.ensure_future(self._weights_gone.wait())
+        try:
+            await asyncio.wait([back, gone], return_when=asyncio.FIRST_COMPLETED)
+            if back.done():
+                back.result()
+        finally:
+            back.cancel()
+            gone.cancel()
+            self._waiting -= 1
+            if not self._waiting:
+                self._none_waits.set()
 
 
 class BackgroundEvaluation:
@@ -135,6 +200,11 @@ class BackgroundEvaluation:
         if self.evaluator is not None and self.last_step != step:
             self.last_step, self._at = step, (step, version)
             self._playing = asyncio.create_task(self.evaluator.run())
+
+    async def engines_back(self) -> None:
+        """Before the trainer changes its weights: engines that are lost get the evaluated ones first."""
+        if self.evaluator is not None and self._playing is not None and not self._playing.done():
+            await self.evaluator.engines_back()
 
     async def over(self) -> Metrics | None:
         """Its record once it has come to its end, within eval.timeout_s; None when none was begun since the last call."""

@@ -118,6 +118,7 @@ class Loop:
         rows = batch.rows
         if self.sync.colocated:
             await self._evaluated()
+        await self.evaluation.engines_back()
         async with self.sync.training():
             report = await self.sync.watched(
                 self.sync.trainer.train(rows, self.step), f"the trainer, in step {self.step}"
@@ -251,6 +252,12 @@ class Loop:
             known = ", ".join(sorted(key for key in record if key.startswith("eval/")))
             log.warning("--ckpt.best-by %s: the evaluation has no such metric. It has: %s", wanted, known)
         score = record.get("eval/score/mean", record.get("eval/reward/mean")) if wanted is None else record.get(wanted)
+        missing = record.get("eval/excluded", 0.0) + record.get("eval/greedy/excluded", 0.0)
+        if score is not None and missing:
+            log.warning(
+                "step %d is not compared with the best: %.0f held-out episodes have no verdict", self.step, missing
+            )
+            return
         if score is not None and (self.state.best is None or score > self.state.best):
             self.state = replace(self.state, best=score, best_step=self.step)
 

@@ -234,8 +234,11 @@ def _make_loop(
     source = make_source(config, ready.tasks)
     source.restore(state.source)
     dispatcher = Dispatcher(config, player, source, ready.limits, _make_ledger(parts, state), keeper.ready)
-    evaluator = Evaluator(config, player, ready.held_out, ready.limits) if ready.held_out else None
-    watch = LoadWatch(sync.fleet, dispatcher.seats)
+    seats = dispatcher.seats
+    evaluator = (
+        Evaluator(config, player, ready.held_out, ready.limits, seats=seats, keeper=keeper) if ready.held_out else None
+    )
+    watch = LoadWatch(sync.fleet, seats)
     return _loop_of(parts, dispatcher, sync, evaluator, reporter, state), keeper, watch
 
 

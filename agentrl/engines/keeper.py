@@ -69,6 +69,13 @@ class EngineKeeper:
         if index in self._replacing:
             await asyncio.shield(self._replacing[index])
 
+    def instead(self, index: int) -> int | None:
+        """This engine, or another that serves while it is being replaced; None when none does."""
+        serving = [i for i in range(len(self._fleet.engines)) if i not in self._fleet.out]
+        if index in serving or not serving:
+            return index if serving else None
+        return serving[index % len(serving)]
+
     async def check(self, index: int, why: str) -> None:
         """An episode lost its engine: replace that if it does not answer."""
         engine = self._fleet.engines[index]
@@ -86,7 +93,7 @@ class EngineKeeper:
 
 class KeptPlayer:
     """A player that has an engine looked at when an episode lost it. Who orders training episodes awaits
-    `EngineKeeper.ready` first; an evaluation does not, as what a new engine needs may be waiting for the evaluation.
+    `EngineKeeper.ready` first; an evaluation only as long as what a new engine needs does not wait for the evaluation.
     """
 
     def __init__(self, player: Player, keeper: EngineKeeper) -> None:

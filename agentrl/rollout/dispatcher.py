@@ -97,9 +97,12 @@ class Dispatcher:
             await self._awaited(self._changed)
 
     async def _awaited(self, event: asyncio.Event) -> None:
-        """Episodes have bounds of their own, which come first: waiting for them is over watchdog.fail_after later."""
+        """Episodes have bounds of their own, which come first: waiting for them is over watchdog.fail_after later. So has an
+        evaluation that holds every seat.
+        """
         watch = self.config.watchdog
-        own = self.limits.longest_s + watch.warn_after if self._attempts else 0.0
+        held = self.config.eval.timeout_s if any(self.seats.playing) else 0.0
+        own = self.limits.longest_s + watch.warn_after if self._attempts else held
         await within(
             event.wait(), self._what_is_awaited, warn_after=watch.warn_after, fail_after=own + watch.fail_after
         )

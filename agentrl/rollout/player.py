@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Protocol
 
 from ..errors import InfrastructureError
@@ -24,8 +26,15 @@ async def play_once(player: Player, order: EpisodeOrder) -> EpisodeResult:
 
 async def play_repeatedly(player: Player, order: EpisodeOrder, retries: int) -> EpisodeResult:
     """What infrastructure failed is repeated from reset with the same seeds, at most `retries` times; all else is final."""
+    return await repeated(partial(play_once, player), order, retries)
+
+
+async def repeated(
+    attempt: Callable[[EpisodeOrder], Awaitable[EpisodeResult]], order: EpisodeOrder, retries: int
+) -> EpisodeResult:
+    """The last of up to `retries + 1` attempts."""
     for _ in range(retries):
-        result = await play_once(player, order)
+        result = await attempt(order)
         if not result.retryable:
             return result
-    return await play_once(player, order)
+    return await attempt(order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,7 @@ from contextlib import asynccontextmanager
 from .load import Load
 
 Turn = tuple[int, int]
-"""(draw, sample): the smaller goes first."""
+"""(draw, sample): the smaller goes first, and of two that are equal who came first."""
 
 
 class Seats:
@@ -22,7 +23,8 @@ class Seats:
         self.playing = [0] * engines
         self._most = math.inf if most is None else most
         self._assigned = [0] * engines
-        self._waiting: list[list[tuple[Turn, asyncio.Future[None]]]] = [[] for _ in range(engines)]
+        self._waiting: list[list[tuple[Turn, int, asyncio.Future[None]]]] = [[] for _ in range(engines)]
+        self._came = itertools.count()
 
     def least_loaded(self, episodes: int) -> int:
         """The engine with the fewest episodes assigned to it, which now gets so many more."""
@@ -38,7 +40,7 @@ class Seats:
     async def one(self, engine: int, turn: Turn) -> AsyncIterator[None]:
         """A seat at the engine, held inside the block."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting[engine], (turn, waiter))
+        heapq.heappush(self._waiting[engine], (turn, next(self._came), waiter))
         self._seat()
         try:
             await waiter
@@ -68,11 +70,11 @@ class Seats:
                 return
             engine = min(open_, key=lambda e: self._waiting[e][0][0])
             self.playing[engine] += 1
-            heapq.heappop(self._waiting[engine])[1].set_result(None)
+            heapq.heappop(self._waiting[engine])[-1].set_result(None)
 
     def _next(self, engine: int) -> bool:
         """Whether anyone waits for this engine; those that gave up are forgotten."""
         waiting = self._waiting[engine]
-        while waiting and waiting[0][1].done():
+        while waiting and waiting[0][-1].done():
             heapq.heappop(waiting)
         return bool(waiting)

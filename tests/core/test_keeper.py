@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from agentrl.engine import Health
 from agentrl.engines.fleet import EngineFleet
 from agentrl.engines.keeper import EngineKeeper, KeptPlayer
 from agentrl.errors import EngineError, RunStoppedError
+from agentrl.evaluation import BackgroundEvaluation, Evaluator
 from agentrl.rollout.episode import EpisodeOrder, EpisodeResult, failed
 from agentrl.weight_sync import WeightSync
 
@@ -64,9 +66,11 @@ class Parts:
         self.trainer = Weights()
         self.sync = WeightSync(Config(), self.trainer, self.fleet, 4)  # type: ignore[arg-type]
         self.spawned: list[Mortal] = []
+        self.asked = asyncio.Event()
         self.keeper = EngineKeeper(self.fleet, self.respawn, self.sync.give, most)
 
     async def respawn(self, index: int) -> Mortal:
+        self.asked.set()
         await asyncio.sleep(0)
         self.spawned.append(Mortal(0))
         return self.spawned[-1]
@@ -178,4 +182,75 @@ async def test_an_engine_that_cannot_be_replaced_stops_the_run() -> None:
     parts.keeper._respawn = fail
     parts.keeper.lose(1, "gone")
     with pytest.raises(RunStoppedError, match="could not be replaced: no memory"):
+        await parts.keeper.ready(1)
+
+
+class OnFleet:
+    """Episodes of one request to the engine of their order; after `dies_after` of them that engine is dead."""
+
+    def __init__(self, parts: Parts, dies_after: int) -> None:
+        self.parts, self.left = parts, dies_after
+        self.played: list[tuple[str, Any]] = []
+
+    async def play(self, order: EpisodeOrder) -> EpisodeResult:
+        await asyncio.sleep(0.001)
+        engine: Any = self.parts.fleet.engines[order.engine]
+        if engine.dead or not self.left:
+            engine.dead = True
+            return failed(order, EngineError("gone"))
+        self.left -= 1
+        self.played.append((order.rollout_id, engine))
+        return replace(failed(order, EngineError()), error=None, total_reward=1.0, score=1.0)
+
+
+def evaluation(parts: Parts, engines: int, dies_after: int, tasks: int = 8) -> tuple[BackgroundEvaluation, OnFleet]:
+    del parts.fleet.engines[engines:]
+    config = Config.model_validate(
+        {"engine": {"count": engines}, "rollout": {"max_episodes": 2}, "eval": {"n": 1, "greedy": False}}
+    )
+    player = OnFleet(parts, dies_after)
+    held_out = [Task(str(i)) for i in range(tasks)]
+    kept = KeptPlayer(player, parts.keeper)
+    return BackgroundEvaluation(Evaluator(config, kept, held_out, Limits(), keeper=parts.keeper)), player
+
+
+async def test_an_evaluation_waits_for_the_engine_that_it_lost() -> None:
+    """And training for the evaluation's engine, so that the new one still gets the evaluated weights."""
+    parts = Parts()
+    held_out, player = evaluation(parts, engines=1, dies_after=3)
+    slow, may_start = parts.respawn, asyncio.Event()
+
+    async def respawn(index: int) -> Mortal:
+        parts.asked.set()
+        await may_start.wait()
+        player.left = 99
+        return await slow(index)
+
+    parts.keeper._respawn = respawn
+    held_out.begin(1, 4)
+    await parts.asked.wait()
+    before_training = asyncio.create_task(held_out.engines_back())
+    await asyncio.sleep(0.02)
+    assert not before_training.done()
+    may_start.set()
+    await before_training
+    record = await held_out.over()
+    assert record is not None and (record["eval/episodes"], record["eval/excluded"]) == (8.0, 0.0)
+    assert len(player.played) == len({name for name, _ in player.played}) == 8
+    assert [engine for _, engine in player.played[3:]] == parts.spawned * 5 and parts.spawned[0].version == 4
+
+
+async def test_while_the_trainer_works_only_another_engine_can_stand_in_for_a_lost_one() -> None:
+    """Of two engines the other plays on. The last one takes the weights with it: nothing waits, what is missing is counted."""
+    for engines, excluded in ((2, 0.0), (1, 5.0)):
+        parts = Parts()
+        held_out, player = evaluation(parts, engines, dies_after=3)
+        held_out.begin(1, 4)
+        await held_out.engines_back()
+        async with parts.sync.trainer_free:
+            await parts.asked.wait()
+            player.left = 99
+            record = await asyncio.wait_for(held_out.over(), 5)
+        assert record is not None and record["eval/excluded"] == excluded
+        await parts.keeper.ready(0)
         await parts.keeper.ready(1)

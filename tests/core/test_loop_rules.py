@@ -16,7 +16,8 @@ from agentrl.config import Config
 from agentrl.config.best_metric import measured
 from agentrl.config.plan import describe, draws_in_all, make_plan
 from agentrl.evaluation import Evaluator
-from agentrl.rollout.episode import failed
+from agentrl.rollout.episode import EpisodeOrder, EpisodeResult, failed
+from agentrl.rollout.worker import EpisodePlayer
 from agentrl.seeds import derive
 from agentrl.trajectory import Row
 
@@ -121,21 +122,55 @@ async def test_the_next_update_waits_for_an_evaluation_and_what_is_late_is_count
     assert len(evaluating) == 7, "two turns each, of the late one the first"
 
 
+async def test_an_evaluation_keeps_to_the_seats_and_comes_first(tmp_path: Path) -> None:
+    """With fewer seats than episodes no more environments than seats are open, and those that are held out go first."""
+    now, most, begun = 0, 0, []
+
+    class Seated(EpisodePlayer):
+        async def play(self, order: EpisodeOrder) -> EpisodeResult:
+            nonlocal now, most
+            now, most = now + 1, max(most, now + 1)
+            begun.append(order.training)
+            try:
+                return await super().play(order)
+            finally:
+                now -= 1
+
+    more = {"rollout": {"n_samples": 2, "max_episodes": 3}, "eval": {"n": 2}}
+    loop, _, _ = make_loop(tmp_path, tasks(6), more=more, steps=2)
+    dispatcher: Any = loop.dispatcher
+    dispatcher.player.__class__ = Seated
+    loop.evaluation.evaluator = Evaluator(
+        loop.config, dispatcher.player, tasks(4), dispatcher.limits, seats=dispatcher.seats
+    )
+    await loop.run()
+    assert most == 3
+    assert begun.count(False) == 2 * 4 * 3, "twice, of four tasks two samples and a greedy one"
+    assert not any(begun[3:15]), "after the three that had their seats already"
+    records = [json.loads(line) for line in loop.folder.metrics.open()]
+    assert [record.get("eval/excluded") for record in records] == [0.0, None, 0.0]
+
+
 def what_was_trained(batches: list[list[Row]]) -> list[list[tuple[str, list[int]]]]:
     return [[(row.rollout_id, row.token_ids.tolist()) for row in rows] for rows in batches]
 
 
 async def test_the_best_evaluated_checkpoint_is_marked_and_stays(tmp_path: Path) -> None:
+    """A score of only some of the episodes is never the best."""
     more = {"eval": {"every": 1}, "ckpt": {"every": 1}, "rollout": {"n_samples": 2, "sampler": "in_order"}}
     loop, _, _ = make_loop(tmp_path, tasks(10), more=more, max_staleness=0)
-    scores = iter([0.2, 0.1, 0.9, 0.3, 0.4, 0.5])
+    scores = iter([0.2, 0.1, 0.9, 1.0, 0.4, 0.5])
 
     class Scripted:
         episodes = 1
 
+        async def engines_back(self) -> None:
+            pass
+
         async def run(self) -> dict[str, float]:
             await asyncio.sleep(0)
-            return {"eval/score/mean": next(scores), "eval/reward/mean": 0.0}
+            score = next(scores)
+            return {"eval/score/mean": score, "eval/reward/mean": 0.0, "eval/excluded": float(score == 1.0)}
 
     loop.evaluation.evaluator = Scripted()  # type: ignore[assignment]
     await loop.run()
@@ -175,6 +210,9 @@ async def test_the_best_checkpoint_is_so_by_a_metric_of_ones_own(
 
     class Scripted:
         episodes = 1
+
+        async def engines_back(self) -> None:
+            pass
 
         async def run(self) -> dict[str, float]:
             return {"eval/score/mean": 1.0, "eval/pass@4": next(passed)}
