@@ -1,8 +1,7 @@
 """Ends what a local Ray cluster leaves behind when its driver is killed: `python -m agentrl.guardian SESSION_DIR`.
 
 Most processes of a cluster end with the driver at once; Ray's own agents take minutes to see that it is gone. The guardian
-sleeps on a pipe that only the driver holds. When it closes, whoever but the driver still has a file of the session open is
-given GRACE_S to end, then killed.
+sleeps on a pipe that only the driver holds. When it closes, what is left of the cluster is given GRACE_S to end, then killed.
 """
 
 from __future__ import annotations
@@ -12,10 +11,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import psutil
 
 GRACE_S = 8.0
+OF_A_DRIVER = "python-core-driver-"
+"""What the log of a program begins with that is joined to a cluster."""
 
 
 @contextmanager
@@ -30,19 +33,28 @@ def guarded(session_dir: str) -> Iterator[None]:
 
 
 def left_behind(session_dir: str, driver: int) -> list[psutil.Process]:
-    """Processes of this user, the driver apart, with a file of the session open."""
+    """The session's own processes: they append to its logs. Who reads them, and drivers, this one and others that joined the
+    cluster, are not.
+    """
     found = []
     for process in psutil.process_iter():
         try:
-            if process.pid != driver and any(file.path.startswith(session_dir) for file in process.open_files()):
+            files = [Path(file.path) for file in process.open_files() if _appended(file)]
+            own = [file.name for file in files if file.is_relative_to(session_dir)]
+            if process.pid != driver and own and not any(name.startswith(OF_A_DRIVER) for name in own):
                 found.append(process)
         except psutil.Error:  # it ended meanwhile, or is somebody else's
             continue
     return found
 
 
+def _appended(file: Any) -> bool:
+    """Whether the file is open for appending; only Linux tells."""
+    return file.mode == "a" if psutil.LINUX else True
+
+
 def main() -> None:
-    session_dir = sys.argv[1].rstrip("/") + "/"
+    session_dir = sys.argv[1]
     driver = os.getppid()
     sys.stdin.buffer.read()
     _, alive = psutil.wait_procs(left_behind(session_dir, driver), timeout=GRACE_S)

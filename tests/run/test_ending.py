@@ -63,18 +63,30 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals, engine: str) ->
             command, env={**os.environ, "AGENTRL_TEST_MARK": mark}, stdout=log, stderr=log, cwd=tmp_path
         )
     metrics = tmp_path / "run" / "metrics.jsonl"
+    reader = None
     try:
         assert wait_until(lambda: run.poll() is not None or (metrics.is_file() and metrics.stat().st_size), 240)
         assert run.poll() is None, (tmp_path / "log").read_text()[-3000:]
+        reader = subprocess.Popen(["tail", "-f", session_log(run.pid)], stdout=subprocess.DEVNULL)
         run.send_signal(number)
         assert wait_until(lambda: run.poll() is not None and not processes(mark, tmp_path), 30), (
             tmp_path / "log"
         ).read_text()
+        assert reader.poll() is None, "who reads a log of the cluster is no process of the run"
     finally:
+        if reader is not None:
+            reader.kill()
+            reader.wait()
         for pid in processes(mark, tmp_path):
             os.kill(pid, signal.SIGKILL)
     if number is not signal.SIGKILL:
         check_orderly(tmp_path / "run", run.returncode)
+
+
+def session_log(driver: int) -> str:
+    """A log of the Ray session that a driver started."""
+    files = [Path(file.path) for file in psutil.Process(driver).open_files()]
+    return next(str(file) for file in files if file.name.startswith("python-core-driver"))
 
 
 def check_orderly(folder: Path, code: int) -> None:
