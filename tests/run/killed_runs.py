@@ -1,14 +1,15 @@
 """A program: `killed_runs.py MODEL FOLDER`. One short run in each mode, uninterrupted and killed in every step.
 
 The loop, the checkpoints and the trainer are the real ones, in one process a life; the engine is scripted and its replies
-depend on the task, the sample and the turn alone. Killed = SIGKILL in the middle of a training step, with episodes in
-flight and finished groups waiting. Writes FOLDER/MODE/{whole,killed}/.
+depend on the task, the sample and the turn alone. Killed = SIGKILL in the middle of training, of a publication, of a save or
+of an evaluation, with episodes in flight and finished groups waiting. Writes FOLDER/MODE/{whole,killed}/.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -25,6 +26,7 @@ from agentrl.report.progress import SilentReporter
 from agentrl.report.read_record import read_held
 from agentrl.report.run_folder import RunFolder
 from agentrl.rollout.dispatcher import Dispatcher
+from agentrl.rollout.episode import EpisodeOrder, EpisodeResult
 from agentrl.rollout.ledger import GroupLedger, signal_filter
 from agentrl.rollout.task_source import TaskSource
 from agentrl.rollout.worker import EpisodePlayer
@@ -41,6 +43,13 @@ MODES: dict[str, dict[str, Any]] = {
     "partial": {"train": {"max_staleness": 2}},
     "evaluated": {"train": {"max_staleness": 2}, "eval": {"every": 1}},
 }
+DEATHS = {
+    "sync": ("train", "publish", "train", "save"),
+    "async": ("save", "train", "publish", "train"),
+    "partial": ("train", "save", "save", "publish"),
+    "evaluated": ("evaluate", "train", "evaluate", "save"),
+}
+"""Where the life that is killed in step 1, 2, … dies; an evaluation of step n plays the weights that it gave."""
 
 
 class Parity(Env):
@@ -64,26 +73,37 @@ def reply(request: GenerationRequest) -> Reply:
 
 
 class InProcess:
-    """The trainer of one rank, killed with its process when it is to train step `dies_in`."""
+    """The trainer of one rank, killed with its process in the `place` in step `dies_in`: before the update, with the weights
+    published, or with a checkpoint half written.
+    """
 
-    def __init__(self, trainer: Any, dies_in: int) -> None:
+    def __init__(self, trainer: Any, place: str, dies_in: int) -> None:
         self.trainer = trainer
-        self.dies_in = dies_in
+        self.place, self.dies_in = place, dies_in
+        self.step = 0
 
     async def train(self, rows: list[Row], step: int) -> TrainReport:
         await asyncio.sleep(0.03)
-        if step == self.dies_in:
-            os.kill(os.getpid(), signal.SIGKILL)
+        self.step = step
+        self.die("train")
         return self.trainer.train(rows, step)
 
+    def die(self, place: str) -> None:
+        """If it is to die here."""
+        if (place, self.step) == (self.place, self.dies_in):
+            os.kill(os.getpid(), signal.SIGKILL)
+
     async def publish(self, version: int) -> Any:
-        return self.trainer.publish(version)
+        source = self.trainer.publish(version)
+        self.die("publish")
+        return source
 
     async def release(self, source: Any) -> None:
         self.trainer.release()
 
     async def save(self, folder: Path) -> None:
         self.trainer.save(folder)
+        self.die("save")
 
     async def load(self, folder: Path) -> None:
         self.trainer.load(folder)
@@ -95,8 +115,24 @@ class InProcess:
         self.trainer.close()
 
 
-async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int, replay: Path | None) -> None:
-    """From the newest checkpoint, or from the start, to the end or to `dies_in`; on what `replay` holds if it is given."""
+class HeldOut:
+    """A player of held-out episodes that dies with the trainer's process."""
+
+    def __init__(self, player: EpisodePlayer, trainer: InProcess) -> None:
+        self.player, self.trainer = player, trainer
+
+    async def play(self, order: EpisodeOrder) -> EpisodeResult:
+        result = await self.player.play(order)
+        self.trainer.die("evaluate")
+        return result
+
+
+async def live(
+    model: str, path: Path, mode: dict[str, Any], place: str = "", dies_in: int = 0, replay: Path | None = None
+) -> None:
+    """From the newest checkpoint, or from the start, to the end or to the `place` in step `dies_in`; on what `replay` holds
+    if it is given.
+    """
     from agentrl.trainers.policy_trainer import PolicyTrainer
     from transformers import AutoTokenizer
 
@@ -113,6 +149,8 @@ async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int, repla
     checkpoints = Checkpoints(folder.checkpoints, 2)
     resumed = checkpoints.find("latest") if (checkpoints.folder / "latest").is_file() else None
     state = RunState() if resumed is None else read_state(resumed)
+    if resumed is None:
+        shutil.rmtree(path, ignore_errors=True)  # as a user has to who has no checkpoint to go on from
     folder.begin("", None if resumed is None else state.step)
     engine = ScriptedEngine(reply, state.version)
     player = EpisodePlayer(
@@ -127,9 +165,10 @@ async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int, repla
         held=None if resumed is None else read_held(resumed, state.next_draw, state.reissue),
     )
     source = TaskSource([Task(str(i)) for i in range(TASKS)], seed=0, shuffle=True)
-    trainer = InProcess(PolicyTrainer(config, model, str(folder.images), STEPS, 1e-3), dies_in)
+    trainer = InProcess(PolicyTrainer(config, model, str(folder.images), STEPS, 1e-3), place, dies_in)
     sync = WeightSync(config, trainer, EngineFleet([engine] if replay is None else []), state.version)
-    evaluator = Evaluator(config, player, [Task("held out")] * 2, LIMITS) if config.eval.every else None
+    held_out = HeldOut(player, trainer)
+    evaluator = Evaluator(config, held_out, [Task("held out")] * 2, LIMITS) if config.eval.every else None
     batches = (
         Dispatcher(config, player, source, LIMITS, ledger) if replay is None else RecordedBatches(replay, state.step)
     )
@@ -141,13 +180,13 @@ async def live(model: str, path: Path, mode: dict[str, Any], dies_in: int, repla
     await loop.run()
 
 
-def fork(model: str, path: Path, mode: dict[str, Any], dies_in: int = 0, replay: Path | None = None) -> int:
+def fork(model: str, path: Path, mode: dict[str, Any], *death: Any, replay: Path | None = None) -> int:
     """One life; how it ended: 0, or minus the signal that ended it."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            asyncio.run(live(model, path, mode, dies_in, replay))
+            asyncio.run(live(model, path, mode, *death, replay=replay))
             code = 0
         finally:
             os._exit(code)
@@ -171,10 +210,8 @@ def main(model: str, folder: Path) -> None:
     load_libraries(model)
     for name, mode in MODES.items():
         assert fork(model, folder / name / "whole", mode) == 0
-        if name == "evaluated":
-            continue  # beside `partial`, from which only the evaluation differs
-        for step in range(1, STEPS + 1):
-            assert fork(model, folder / name / "killed", mode, step) == -signal.SIGKILL
+        for step, place in enumerate(DEATHS[name], 1):
+            assert fork(model, folder / name / "killed", mode, place, step) == -signal.SIGKILL
         assert fork(model, folder / name / "killed", mode) == 0
     recorded = folder / "partial" / "whole" / "rollouts"
     assert fork(model, folder / "partial" / "replayed", MODES["partial"], replay=recorded) == 0
