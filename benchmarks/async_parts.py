@@ -68,6 +68,14 @@ class Waits:
 
         return seconds
 
+    def first_turns(self, n: int) -> Callable[[int], Sequence[float]]:
+        """How long the first generation of each of a draw's episodes takes: the scripted engine stamps what it gives out."""
+
+        def seconds(draw: int) -> Sequence[float]:
+            return [self.of_generation(derive(sampling_seed(0, draw, sample), 0)) for sample in range(n)]
+
+        return seconds
+
 
 def waiting_env(waits: Waits) -> type[Env]:
     """An environment of TURNS turns whose steps take their time, without taking the CPU."""
@@ -165,4 +173,5 @@ def simulated(config: Config, waits: Waits, train_s: float) -> Run:
         partial=rollout.partial is not False,
         drop=train.stale == "drop",
         oversample=rollout.oversample,
+        stamped=waits.first_turns(rollout.n_samples),
     )

@@ -30,7 +30,8 @@ class Run:
 
     `partial` = episodes go on across updates; else an update waits for all that run, and none starts meanwhile.
     `drop` = the groups that finish first are trained first, `oversample` times as many as needed are in flight, and those
-    that are too old then are played again.
+    that are too old then are played again. `stamped(draw)` = when each episode's oldest token gets its version, after its
+    beginning [n]; None = at once, as where every token is stamped when it is sampled.
     """
 
     seconds: Callable[[int], Sequence[float]]
@@ -43,6 +44,7 @@ class Run:
     drop: bool = False
     oversample: float = 1.0
     slots: float = math.inf
+    stamped: Callable[[int], Sequence[float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class Outcome:
 
 @dataclass
 class _Group:
+    """`version` = of its oldest token, as soon as that has one."""
+
     version: int
     left: int
     ended: int = 0
@@ -79,6 +83,7 @@ class _Clock:
         self.running: list[tuple[float, int]] = []
         self.groups: dict[int, _Group] = {}
         self.again: list[int] = []
+        self.unstamped: list[tuple[float, int]] = []
 
     def play(self) -> Outcome:
         run = self.run
@@ -95,6 +100,7 @@ class _Clock:
                 while self.running:
                     self._next_end()
             self.now += run.update_s
+            self._stamp()
             self.version += 1
         return Outcome(self.now, run.steps * run.groups / self.now, self.dropped / self.played, self.idle / self.now)
 
@@ -106,6 +112,8 @@ class _Clock:
             lengths = run.seconds(draw)
             self.groups[draw] = _Group(self.version, len(lengths))
             self.played += 1
+            if run.stamped is not None:
+                heapq.heappush(self.unstamped, (self.work + min(run.stamped(draw)), draw))
             for length in lengths:
                 heapq.heappush(self.running, (self.work + length, draw))
 
@@ -132,7 +140,15 @@ class _Clock:
         batch = sorted(self.groups)[: self.run.groups]
         return None if any(self.groups[draw].left for draw in batch) else batch
 
+    def _stamp(self) -> None:
+        """Before the version changes, and before it is looked at."""
+        while self.unstamped and self.unstamped[0][0] <= self.work:
+            draw = heapq.heappop(self.unstamped)[1]
+            if draw in self.groups:
+                self.groups[draw].version = self.version
+
     def _drop_stale(self) -> None:
+        self._stamp()
         for draw, group in list(self.groups.items()):
             if not group.left and self.version - group.version > self.run.staleness:
                 del self.groups[draw]

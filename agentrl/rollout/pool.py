@@ -86,7 +86,7 @@ class WorkerPool:
             worker = await self._started(index)
             result = await within(
                 _call(worker.play, order),
-                f"episode {order.rollout_id}",
+                f"episode {order.rollout_id} of group {order.group_id}",
                 warn_after=watch.warn_after,
                 fail_after=order.limits.longest_s + watch.warn_after,
             )

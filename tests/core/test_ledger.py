@@ -134,15 +134,6 @@ class Rollouts(RuleBasedStateMachine):
         for group in batch.groups:
             oldest, newest = group.versions()
             assert self.ledger.version - (newest if rollout.mask_stale_tokens else oldest) <= train.max_staleness
-        if train.stale == "wait" and not rollout.mask_stale_tokens:
-            self.check_leftover()
-
-    def check_leftover(self) -> None:
-        """Whatever a batch leaves can be trained in time."""
-        most, size = self.config.train.max_staleness, self.config.train.batch_groups
-        ages = [self.ledger.version - group.version for group in self.ledger.groups]
-        for j in range(most + 1):
-            assert sum(age >= most - j for age in ages) <= j * size
 
     @precondition(lambda self: self.batch is not None)
     @rule(updated=st.booleans())

@@ -53,7 +53,7 @@ def make_pool() -> Pool:
 async def test_a_worker_that_does_not_answer_is_replaced(killed: list[Any]) -> None:
     pool = make_pool()
     deaf = pool._workers[0]
-    with pytest.raises(InfrastructureError, match="episode r"):
+    with pytest.raises(InfrastructureError, match="episode r of group g"):
         await pool.play(ORDER)
     assert killed == [deaf] and pool.replaced == 1 and pool._workers[0] is not deaf
 
@@ -109,7 +109,7 @@ async def test_the_start_of_a_new_worker_is_not_the_time_of_an_episode(killed: l
     assert pool.replaced == 1 and not playing.done()
     started = pool._workers[0].calls[0]
     started.set_result(True)
-    with pytest.raises(InfrastructureError, match="episode r"):
+    with pytest.raises(InfrastructureError, match="episode r of group g"):
         await playing
     assert pool.replaced == 2
 

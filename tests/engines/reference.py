@@ -23,6 +23,18 @@ def hf_logprobs(
     return torch.log_softmax(logits / temperature, dim=-1).gather(1, ids[0, len(prompt) :, None])[:, 0]
 
 
+@torch.no_grad()
+def kept_logprobs(old: Any, new: Any, prompt: Sequence[int], sampled: Sequence[int], cut: int) -> torch.Tensor:
+    """Those of the ids sampled from `cut` on, by new weights over the KV cache that the old ones left. The KV of the last
+    id of before is computed with the first step after.
+    """
+    ids = torch.tensor([[*prompt, *sampled]])
+    known = len(prompt) + cut - 1
+    cache = old(input_ids=ids[:, :known], use_cache=True).past_key_values
+    logits = new(input_ids=ids[:, known:-1], past_key_values=cache, use_cache=True).logits[0].float()
+    return torch.log_softmax(logits, dim=-1).gather(1, ids[0, known + 1 :, None])[:, 0]
+
+
 def worst(generation: Generation, expected: torch.Tensor, start: int = 0, end: int | None = None) -> float:
     """The largest difference between the engine's log-probs and the expected ones over [start, end)."""
     got = torch.tensor(generation.logprobs)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
-from agentrl.engine import Generation, GenerationRequest, Sampling
+from agentrl import Env, MultiTurnExecutor, Renderer, Task
+from agentrl.engine import Generation, GenerationRequest, Limits, Sampling
 from agentrl.engines.vllm_actor import RayEngine
 from agentrl.errors import EngineError
+from agentrl.rollout.episode import EpisodeOrder
+from agentrl.rollout.worker import EpisodePlayer
 
 from . import reference, tiny
 
@@ -103,15 +108,66 @@ async def test_spans_across_an_update_with_running_requests(pair: Pair) -> None:
         first, second = run.version_spans
         assert (first.version, second.version) == (old, pair.version)
         assert (first.start, first.end, second.end) == (0, second.start, len(run.token_ids))
-    prompt, run = spanning[0]
-    cut = run.version_spans[0].end
-    if not pair.tied:  # recompute: the rest is sampled by the new weights alone
-        expected = reference.hf_logprobs(pair.model, prompt, run.token_ids)
+    after, cuts = pair.model, [run.version_spans[0].end for _, run in spanning]
+    old_model = copy.deepcopy(after)
+    old_model.load_state_dict(before)
+    for (prompt, run), cut in zip(spanning, cuts, strict=True):
+        assert reference.worst(run, reference.hf_logprobs(old_model, prompt, run.token_ids), end=cut) < 1e-4
+        recomputed = reference.hf_logprobs(after, prompt, run.token_ids)
+        kept = recomputed.clone()
+        kept[cut:] = reference.kept_logprobs(old_model, after, prompt, run.token_ids, cut)
+        expected, other = (kept, recomputed) if pair.tied else (recomputed, kept)
         assert reference.worst(run, expected, start=cut) < 1e-4
-    after = {name: tensor.clone() for name, tensor in pair.model.state_dict().items()}
-    pair.model.load_state_dict(before)
-    assert reference.worst(run, reference.hf_logprobs(pair.model, prompt, run.token_ids), end=cut) < 1e-4
-    pair.model.load_state_dict(after)
+        assert reference.worst(run, other, start=cut) > 1e-3, "keep and recompute are told apart"
+
+
+class Talk(Env):
+    """Three turns."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed, options=options)
+        self.turn = 0
+        return "go", {}
+
+    def step(self, action: Any) -> Any:
+        self.turn += 1
+        return "go on", 1.0, self.turn == 3, False, {}
+
+
+async def test_rows_of_several_turns_across_updates(pair: Pair) -> None:
+    """Updates within turns: what each token of the row is stamped with is the version whose log-probability it has. With the
+    KV cache kept, what follows an update within its turn is of both.
+    """
+    player = EpisodePlayer([pair.engine], Renderer(tiny.tokenizer()), MultiTurnExecutor(Talk, "talk"), env="talk")
+    limits = Limits(max_turns=3, max_new_tokens=200, max_len=1000)
+    orders = [
+        EpisodeOrder(f"{i}", "g", 0, i, Task("t"), 0, seed, Sampling(max_new_tokens=200), limits)
+        for i, seed in enumerate(range(100, 108))
+    ]
+    playing = [asyncio.create_task(player.play(order)) for order in orders]
+    models = {pair.version: copy.deepcopy(pair.model)}
+    for seed in (31, 32):
+        await reference.until_running(pair.engine, 1)
+        reference.disturb(pair.model, seed)
+        await pair.update()
+        models[pair.version] = copy.deepcopy(pair.model)
+    results = await asyncio.gather(*playing)
+    assert all(result.error is None and len(result.rows) == 1 for result in results)
+    rows = [result.rows[0] for result in results]
+    assert any(len(set(row.versions[row.loss_mask])) > 1 for row in rows)
+    checked = set()
+    for row in rows:
+        sampled = row.loss_mask
+        assert (row.versions[~sampled] == -1).all() and list(row.versions[sampled]) == sorted(row.versions[sampled])
+        starts = np.flatnonzero(np.diff(sampled, prepend=False) & sampled)
+        assert len(starts) == 3
+        begun = row.versions[starts[np.maximum(np.searchsorted(starts, np.arange(len(row)), "right") - 1, 0)]]
+        for version, model in models.items():
+            own = sampled & (row.versions == version) & ((begun == version) | (not pair.tied))
+            expected = reference.hf_logprobs(model, row.token_ids[:1].tolist(), row.token_ids[1:].tolist()).numpy()
+            assert np.abs(row.logprobs[1:] - expected)[own[1:]].max(initial=0.0) < 1e-4
+            checked |= {version} if own.any() else set()
+    assert {min(models), max(models)} <= checked
 
 
 async def test_no_request_is_admitted_while_paused(pair: Pair) -> None:
