@@ -24,7 +24,7 @@ import numpy as np
 
 RESULTS = Path(__file__).resolve().parent / "results" / "keep.json"
 RUNNING, TOKENS, PROMPT = 16, 256, 12
-EVERY = 24
+EVERY = 16
 """Sequences that end between two updates."""
 
 
@@ -108,7 +108,7 @@ async def measure(folder: Path, kv: str, rates: Sequence[float], updates: int) -
                 for _ in range(updates):
                     sampled = await sampler.more(EVERY)
                     version += 1
-                    step(model, optimizer, sampled, version)
+                    await asyncio.to_thread(step, model, optimizer, sampled, version)
                     await publish()
                     models[version] = copy.deepcopy(model)
                 await sampler.more(EVERY)

@@ -10,6 +10,7 @@ import subprocess
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -45,10 +46,13 @@ class Running:
             environment = {**os.environ, "AGENTRL_TEST_MARK": self.mark}
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
-    def steps(self) -> list[int]:
+    def records(self) -> list[dict[str, Any]]:
         metrics = self.folder / "run" / "metrics.jsonl"
         lines = metrics.read_text().split("\n")[:-1] if metrics.is_file() else []
-        return [json.loads(line)["step"] for line in lines]
+        return [json.loads(line) for line in lines]
+
+    def steps(self) -> list[int]:
+        return [record["step"] for record in self.records()]
 
     def actor(self, kind: str) -> int:
         """The process of a Ray actor, by its class."""
@@ -113,7 +117,7 @@ def test_what_dies_or_hangs_is_replaced_and_a_dead_trainer_ends_the_run(tmp_path
     paths = sorted((tmp_path / "run" / "rollouts").glob("*.jsonl"))
     lines = [json.loads(line) for path in paths for line in path.open()]
     check_nothing_is_lost(lines, 2)
-    check_versions(lines, 1)
+    check_versions(lines, 1, again.records())
     assert all(line["error"] is None for line in lines if line["outcome"] == "trained")
 
 

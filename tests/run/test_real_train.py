@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,18 @@ def check_nothing_is_lost(lines: list[dict[str, Any]], n: int) -> None:
     assert len(seen) == len(draws) * n
 
 
-def check_versions(lines: list[dict[str, Any]], staleness: int) -> None:
-    """Sampled tokens carry the version that sampled them, no older than the bound at the step that trained them."""
+def check_versions(lines: list[dict[str, Any]], staleness: int, records: Sequence[dict[str, Any]] = ()) -> None:
+    """Sampled tokens carry the version that sampled them, no older than the bound at the step that trained them. A step that
+    changed no weights made no version: where there may be such, `records` of all steps say what was trained.
+    """
+    made = {record["step"] + 1: record["version"] for record in records}
     for line in lines:
         if line["outcome"] != "trained":
             continue
+        trained = made.get(line["step"], 0) if made else line["step"] - 1
         for row in line["rows"]:
             versions = [v for v, mask in zip(row["versions"], row["loss_mask"], strict=True) if mask]
-            assert 0 <= line["step"] - 1 - min(versions) <= staleness
+            assert 0 <= trained - min(versions) <= staleness
             assert all(v == -1 for v, p in zip(row["versions"], row["logprobs"], strict=True) if p == 0.0 and v < 0)
 
 

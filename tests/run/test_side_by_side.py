@@ -1,4 +1,4 @@
-"""Three runs at once on one machine. Each has its processes, its records and its end for itself."""
+"""Runs at once on one machine. Each has its processes, its records and its end for itself."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def noted(request):
 
 
 def test_runs_side_by_side_do_not_disturb_each_other(tmp_path: Path) -> None:
-    """One ends first, one is killed; the third, of two engines and two workers, tells its status and comes to its end."""
+    """Two begin together and one of them is killed, a third ends first; the one that stays, of two engines and two workers,
+    goes on, tells its status and ends when it is told to.
+    """
     options = policy(tmp_path)
     folders = [tmp_path / name for name in ("large", "short", "killed")]
     for folder in folders:
@@ -39,18 +41,18 @@ def test_runs_side_by_side_do_not_disturb_each_other(tmp_path: Path) -> None:
         (folder / "script.py").write_text(LETTERS.read_text() + NOTED)
     common = [*options, *SIZES, "--engine", "scripted", "--optim.name", "sgd"]
     two = ["--engine.count", "2", "--rollout.workers", "2", "--train.max-staleness", "2"]
-    large, short, killed = (
-        Running(folder, *common, "--engine.script", f"{folder / 'script.py'}:noted", *more)
-        for folder, more in zip(
-            folders,
-            ([*two, "--train.steps", "1000"], ["--train.steps", "2"], ["--train.steps", "1000"]),
-            strict=True,
-        )
-    )
+    many = ["--train.steps", "1000"]
+
+    def begin(folder: Path, *more: str) -> Running:
+        return Running(folder, *common, "--engine.script", f"{folder / 'script.py'}:noted", *more)
+
+    running = [begin(folders[0], *two, *many), begin(folders[2], *many)]
+    large, killed = running
     try:
         killed.wait(lambda: len(killed.steps()) >= 1, 400)
         os.kill(killed.process.pid, signal.SIGKILL)
         killed.process.wait()
+        running.append(short := begin(folders[1], "--train.steps", "2"))
         assert short.process.wait(400) == 0, short.log.read_text()[-5000:]
         for run in (short, killed):
             assert wait_until(lambda run=run: not processes(run.mark, run.folder), 60)
@@ -59,7 +61,7 @@ def test_runs_side_by_side_do_not_disturb_each_other(tmp_path: Path) -> None:
         large.process.send_signal(signal.SIGINT)
         assert large.process.wait(100) == 130
     finally:
-        for run in (large, short, killed):
+        for run in running:
             run.end()
     assert short.steps() == [1, 2]
     assert "replaced" not in large.log.read_text() and "died" not in large.log.read_text()
@@ -72,7 +74,7 @@ def check_books(run: Running) -> None:
     paths = sorted((run.folder / "run" / "rollouts").glob("*.jsonl"))
     lines = [json.loads(line) for path in paths for line in path.open()]
     check_nothing_is_lost(lines, 2)
-    check_versions(lines, 2)
+    check_versions(lines, 2, run.records())
     engines, served = defaultdict(set), (run.folder / "served").read_text().split("\n")[:-1]
     for engine, episode in (line.split() for line in served):
         engines[episode.rpartition("-")[0]].add(engine)
