@@ -71,8 +71,7 @@ class SupervisedLoop:
             await self._whole.run(self._train(items))
             if self._due(self.config.eval.every or self.plan.per_epoch) and self.step < self.plan.steps:
                 await self._evaluate()
-            is_best = self.state.best_step == self.step
-            if (self._due(self.config.ckpt.every) or is_best) and self.step < self.plan.steps:
+            if (self._due(self.config.ckpt.every) or self._is_best) and self.step < self.plan.steps:
                 await self.save()
         await self._finish()
 
@@ -110,10 +109,15 @@ class SupervisedLoop:
     async def save(self) -> None:
         """A checkpoint of this moment; the lowest loss makes the best. Raises RunStoppedError when it fails."""
         self.state = replace(self.state, step=self.step)
-        step, score = self._scored
-        if step == self.step > 0 and (self.state.best is None or score > self.state.best):
-            self.state = replace(self.state, best=score, best_step=step)
+        if self._is_best:
+            self.state = replace(self.state, best=self._scored[1], best_step=self.step)
         await self._watched(self.checkpoints.save(self.state, self.trainer.save), f"the checkpoint of step {self.step}")
+
+    @property
+    def _is_best(self) -> bool:
+        """Whether the present weights were evaluated, and no checkpoint was as good."""
+        step, score = self._scored
+        return step == self.step > 0 and (self.state.best is None or score > self.state.best)
 
     async def _evaluate(self) -> None:
         """The held-out examples with the present weights, once a step."""

@@ -83,7 +83,7 @@ async def test_convention_08_two_ranks_train_as_one_does_at_every_stage(start: S
             for stage in (0, 2, 3)
         ),
     ],
-    ids=["lora", "muon", "adamw", "adamw-3"],
+    ids=["lora", "muon", "adamw-0", "adamw-2", "adamw-3"],
 )
 async def test_two_ranks_train_with_other_optimizers_and_adapters_as_one_does(
     start: Start,

@@ -120,7 +120,7 @@ def test_a_checkpoint_holds_the_adapters_alone(make_trainer: Make, tmp_path: Pat
     resumed.train(make_rows(), 1)
     assert distance(published(straight), published(resumed)) == 0.0
     with pytest.raises(DataError, match="other --lora options"):
-        make_trainer("untied", parallel={"zero_stage": stage}).load(tmp_path)
+        make_trainer("untied", **{**sections, "lora": {}}).load(tmp_path)
 
 
 def test_dropout_acts_in_updates_alone(make_trainer: Make, tmp_path: Path) -> None:
