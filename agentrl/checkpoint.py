@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,9 +44,16 @@ class Checkpoints:
     the best one are never pruned.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, folder: Path, keep: int, minutes: float = 0.0) -> None:
         self.folder = folder
         self.keep = keep
+        self._minutes = minutes
+        self._saved_at = time.monotonic()
+
+    @property
+    def overdue(self) -> bool:
+        """Whether more than `minutes` have passed since the last, or since the run began; never where that is 0."""
+        return self._minutes > 0 and time.monotonic() - self._saved_at > 60.0 * self._minutes
 
     async def save(self, state: RunState, write: Callable[[Path], Awaitable[None]]) -> Path:
         """`write(folder)` puts everything but the run state into a temporary folder, which then takes its name.
@@ -66,6 +74,7 @@ class Checkpoints:
             if state.best_step == state.step:
                 self._mark("best", target.name)
             self._prune(target, state.best_step)
+            self._saved_at = time.monotonic()
         except InfrastructureError:
             shutil.rmtree(part, ignore_errors=True)
             raise

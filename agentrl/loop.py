@@ -103,7 +103,7 @@ class Loop:
             await self._whole.run(self._train(batch))
             if self._due(self.config.eval.every):
                 self.evaluation.begin(self.step, self.sync.version)
-            if self._due(self.config.ckpt.every):
+            if self._due(self.config.ckpt.every) or self.checkpoints.overdue:
                 await self.save()
         await self._finish()
 

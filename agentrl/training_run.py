@@ -261,7 +261,7 @@ def _loop_of(
     reporter: Reporter,
     state: RunState,
 ) -> Loop:
-    checkpoints = Checkpoints(parts.folder.checkpoints, parts.config.ckpt.keep)
+    checkpoints = Checkpoints(parts.folder.checkpoints, parts.config.ckpt.keep, parts.config.ckpt.minutes)
     evaluation = BackgroundEvaluation(evaluator)
     return Loop(
         parts.config, batches, sync, evaluation, checkpoints, parts.folder, reporter, parts.fixed_steps, state

@@ -368,7 +368,9 @@ class CkptSection(Section):
     """Checkpoints."""
 
     every: int = Field(0, ge=0)
-    """Steps between checkpoints; 0 = only at the end and when interrupted."""
+    """Steps between checkpoints; 0 = only by ckpt.minutes, at the end and when interrupted."""
+    minutes: float = Field(30.0, ge=0)
+    """A checkpoint also after the first step that ends so long after the last one; 0 = never for that reason."""
     keep: int = Field(2, ge=1)
     """How many are kept; the one with the best evaluation and those with a file `pinned` in their folder stay besides."""
     best_by: str | None = None

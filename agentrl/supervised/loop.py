@@ -71,7 +71,8 @@ class SupervisedLoop:
             await self._whole.run(self._train(items))
             if self._due(self.config.eval.every or self.plan.per_epoch) and self.step < self.plan.steps:
                 await self._evaluate()
-            if (self._due(self.config.ckpt.every) or self._is_best) and self.step < self.plan.steps:
+            due = self._due(self.config.ckpt.every) or self.checkpoints.overdue or self._is_best
+            if due and self.step < self.plan.steps:
                 await self.save()
         await self._finish()
 

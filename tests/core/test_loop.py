@@ -408,6 +408,13 @@ async def test_a_batch_may_take_longer_than_the_watch_as_long_as_episodes_end(tm
     assert len(trainer.batches) == 1
 
 
+async def test_time_alone_makes_a_checkpoint_due(tmp_path: Path) -> None:
+    loop, _, _ = make_loop(tmp_path, tasks(6))
+    loop.checkpoints = Checkpoints(tmp_path / "checkpoints", 9, minutes=1e-9)
+    await loop.run()
+    assert [path.name for path in loop.checkpoints.complete()] == [f"step_00000{step}" for step in (1, 2, 3)]
+
+
 async def test_what_is_awaited_for_too_long_is_named(tmp_path: Path) -> None:
     async def never(engine: int) -> None:
         await asyncio.Event().wait()

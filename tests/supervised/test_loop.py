@@ -78,6 +78,16 @@ async def test_the_weights_with_the_lowest_loss_are_kept(tmp_path: Path) -> None
     assert [path.name for path in checkpoints.complete()] == ["step_000004", "step_000008"]
 
 
+async def test_time_alone_makes_a_checkpoint_due(tmp_path: Path) -> None:
+    config = SftConfig.model_validate({"train": {"batch": 1, "steps": 3}})
+    examples = Examples([make_row(0, 8)])
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 9, minutes=1e-9)
+    plan = make_plan(config, 1, tiny=True)
+    loop = SupervisedLoop(config, Told([]), examples, None, plan, checkpoints, RunFolder(tmp_path), Silent())  # type: ignore[arg-type]
+    await loop.run()
+    assert [path.name for path in checkpoints.complete()] == [f"step_00000{step}" for step in (1, 2, 3)]
+
+
 async def test_a_row_that_cannot_be_read_when_its_turn_comes_loses_nothing(tmp_path: Path) -> None:
     """The run stops with a checkpoint, and goes on from it once the data are mended; a row that is left out is no update."""
     config = SftConfig.model_validate({"train": {"batch": 1, "shuffle": False}})
