@@ -15,7 +15,7 @@ import tyro
 from ..assemble import make_renderer
 from ..cluster import check_trainer_gpus, connected, trainer_cpus
 from ..config import SupervisedConfig
-from ..config.checks import check_supervised
+from ..config.check_supervised import check_supervised
 from ..config.dump import to_toml
 from ..config.load import parse_command, with_stored_config
 from ..config.section import Section

@@ -5,26 +5,17 @@ Every message names the flags. Raises ConfigError.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
 from ..registry import has_login, is_url, load_object, names, suggest
 from .best_metric import check_best_by
-from .check_data import check_data, check_dataset
-from .check_optimizer import check_optimizer, check_sharding
+from .check_any_run import check_any_run, refuse_unread
+from .check_data import check_data
 from .config import Config
-from .how import AlgoSection, LoraSection, WatchdogSection
-from .supervised import (
-    AnswersSection,
-    DpoConfig,
-    ExamplesSection,
-    PairsSection,
-    SftConfig,
-    SupervisedConfig,
-)
+from .how import AlgoSection
 
 TRAINING_ENGINES = ("vllm", "scripted")
 
@@ -57,13 +48,10 @@ def check_training(config: Config, algorithm: AlgorithmFacts) -> None:
     _check_off_policy(config)
     _check_batch(config)
     _check_unused(config, algorithm)
-    check_optimizer(config)
-    _check_log(config)
+    check_any_run(config)
     _check_lora(config)
-    check_sharding(config)
     check_sources(config)
     check_best_by(config)
-    _check_watchdog(config.watchdog)
     _check_replay(config)
     check_engine(config, TRAINING_ENGINES)
 
@@ -193,14 +181,6 @@ def _check_proximal(config: Config) -> None:
         )
 
 
-def _check_watchdog(watchdog: WatchdogSection) -> None:
-    if "warn_after" in watchdog.changed() and watchdog.warn_after >= watchdog.fail_after:
-        raise ConfigError(
-            f"--watchdog.warn-after {watchdog.warn_after:g} must be below --watchdog.fail-after {watchdog.fail_after:g}: what is "
-            "awaited is named before it fails."
-        )
-
-
 def _check_replay(config: Config) -> None:
     """A replay plays nothing, so it cannot evaluate and reads no options of the engines."""
     if config.run.replay is None:
@@ -285,25 +265,10 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
         ("ckpt", ("best_by",), "with --eval.no-enable"): not config.eval.enable,
         ("rollout", ("mask_stale_tokens",), "with --train.max-staleness 0"): config.train.max_staleness == 0,
     }
-    _refuse(config, unread)
-
-
-def _check_log(config: Config | SupervisedConfig) -> None:
-    names = ("wandb_project", "wandb_entity", "wandb_group")
-    _refuse(config, {("log", names, "without --log.wandb"): not config.log.wandb})
-
-
-def _refuse(config: Config | SupervisedConfig, unread: Mapping[tuple[str, tuple[str, ...], str], bool]) -> None:
-    """Raises for an option that was given where nothing reads it: (section, options, why) where it holds."""
-    for (section, options, why), holds in unread.items():
-        given = operator.attrgetter(section)(config).changed() if holds else []
-        for name in options:
-            if name in given:
-                raise ConfigError(f"--{section}.{name.replace('_', '-')} is not used {why}.")
+    refuse_unread(config, unread)
 
 
 def _check_lora(config: Config) -> None:
-    _check_adapters(config.lora)
     if config.lora.dropout and config.algo.old_logp == "current":
         raise ConfigError(
             f"--algo.old-logp current does not go with --lora.dropout {config.lora.dropout:g}: the update's own log-probabilities "
@@ -311,81 +276,6 @@ def _check_lora(config: Config) -> None:
         )
     if config.lora.rank and config.ref.path is None and config.ref.offload:
         raise ConfigError("--ref.offload is not used with --lora.rank: the reference is the policy with adapters off.")
-
-
-def _check_adapters(lora: LoraSection) -> None:
-    unread = ("rank", "alpha", "targets") if lora.path is not None else ("alpha", "dropout", "targets")
-    why = "with --lora.path, whose adapter brings its own" if lora.path is not None else "without --lora.rank"
-    for name in unread:
-        if name in lora.changed() and (lora.path is not None or not lora.enabled):
-            raise ConfigError(f"--lora.{name} is not used {why}.")
-
-
-def check_supervised(config: SupervisedConfig) -> None:
-    """Everything of `sft`, `rm` and `dpo` that needs no model."""
-    data, train = config.data, config.train
-    if not data.path:
-        raise ConfigError(f"agentrl {config.kind} learns from data: say which with --data.path FILE_OR_HUB_ID.")
-    for name in ("label_key", "max_prompt_len"):
-        if name in data.changed():
-            raise ConfigError(f"--data.{name.replace('_', '-')} is not used by agentrl {config.kind}.")
-    check_dataset(data)
-    if config.ckpt.best_by is not None:
-        raise ConfigError(
-            f"--ckpt.best-by is not used by agentrl {config.kind}: the lowest loss makes the best checkpoint."
-        )
-    if train.steps is not None and "epochs" in train.changed():
-        raise ConfigError("--train.epochs is not used with --train.steps, which says how many updates are made.")
-    unread = [name for name in config.eval.changed() if name != "enable"]
-    if unread and (not data.test_path or not config.eval.enable):
-        why = "without --data.test-path" if not data.test_path else "with --eval.no-enable"
-        raise ConfigError(f"--eval.{unread[0]} is not used {why}.")
-    rows = 1 if config.kind == "sft" else 2
-    if train.micro_batch_tokens < rows * train.max_len:
-        held = "one example" if rows == 1 else "both answers of a pair"
-        raise ConfigError(
-            f"--train.micro-batch-tokens {train.micro_batch_tokens} does not hold {held} of --train.max-len {train.max_len} "
-            "tokens: raise the one or lower the other."
-        )
-    if config.parallel.ranks > train.batch:
-        raise ConfigError(f"--parallel.ranks {config.parallel.ranks} is more than --train.batch {train.batch}.")
-    _check_kind(config)
-    _check_watchdog(config.watchdog)
-    _check_template(data)
-    check_optimizer(config)
-    _check_log(config)
-    _check_adapters(config.lora)
-    check_sharding(config)
-
-
-def _check_kind(config: SupervisedConfig) -> None:
-    """What the kinds of training have each for themselves."""
-    if isinstance(config, SftConfig):
-        data, sft = config.data, config.sft
-        for flag, given in (
-            ("--data.answer-key", data.answer_key),
-            ("--data.tools-key", data.tools_key),
-            ("--data.image-key", data.image_key),
-            ("--data.template", data.template),
-            ("--sft.turns", None if sft.turns == "all" else sft.turns),
-        ):
-            if sft.pretrain and given is not None:
-                raise ConfigError(f"{flag} is not used with --sft.pretrain, which trains on plain text.")
-    elif isinstance(config, DpoConfig):
-        if config.dpo.label_smoothing and config.dpo.kind == "ipo":
-            raise ConfigError("--dpo.label-smoothing is not used with --dpo.kind ipo.")
-        if config.data.margin_key is not None:
-            raise ConfigError("--data.margin-key is not used by agentrl dpo: margins are for reward models.")
-
-
-def _check_template(data: ExamplesSection) -> None:
-    """It stands around a prompt of its own, which whole conversations do not have."""
-    if data.template is None:
-        return
-    if isinstance(data, AnswersSection) and data.answer_key is None:
-        raise ConfigError("--data.template is not used without --data.answer-key: it is for prompts with answers.")
-    if isinstance(data, PairsSection) and data.input_key == data.chosen_key:
-        raise ConfigError("--data.template is not used where --data.chosen-key holds whole conversations.")
 
 
 def check_sources(config: Config) -> None:

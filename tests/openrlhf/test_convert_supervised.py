@@ -13,7 +13,7 @@ import pytest
 from agentrl import ConfigError
 from agentrl.cli import export, serve_reward
 from agentrl.config import DpoConfig, RmConfig, SftConfig, SupervisedConfig
-from agentrl.config.checks import check_supervised
+from agentrl.config.check_supervised import check_supervised
 from agentrl.config.load import option_names
 from agentrl.openrlhf.command_line import parse
 from agentrl.openrlhf.convert import COMMANDS, RUNS, convert
