@@ -52,15 +52,17 @@ class Speller:
     def spell(
         self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = (), *, last_only: bool = False
     ) -> Spelling:
-        """The assistant's turns are trained, each with the token that ends it; of them the last alone, or not those with
-        `"weight": 0`. One that says nothing never is. Raises DataError for a conversation that the template refuses, and for another weight.
+        """The assistant's turns are trained, each with the token that ends it, but not those with `"weight": 0`; of them the
+        last alone, whatever it says, or those that say anything. Raises DataError for a conversation that the template
+        refuses, and for another weight.
         """
         messages = [as_message(message) for message in messages]
         images = message_images(messages)
         self._renderer.expander.check(images)
         turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        weights = [_weight(message, i) and said(message) for i, message in enumerate(messages)]
-        wanted = {i for i in (turns[-1:] if last_only else turns) if weights[i]}
+        weights = [_weight(message, i) for i, message in enumerate(messages)]
+        among = turns[-1:] if last_only else [i for i in turns if said(messages[i])]
+        wanted = {i for i in among if weights[i]}
         messages = [{key: value for key, value in message.items() if key != "weight"} for message in messages]
         pieces = self._literal(messages) if self._template.literal else self._rendered(messages, list(tools), turns)
         return self._joined([(ids, turn in wanted) for ids, turn in pieces], images)

@@ -93,12 +93,13 @@ async def test_nan_on_one_rank_is_skipped_by_both(start: Start, tmp_path: Path) 
     sick = next(row for row in rows if row.total_reward is not None and not row.truncated)
     sick.logprobs[sick.loss_mask] = np.nan
     report = await pair.train(rows, 1)
-    assert report.metrics["policy/bad_steps"] == 1.0
+    assert not report.updated and report.metrics["policy/bad_steps"] == 1.0
     lines = (tmp_path / "bad_rows" / "step_000001.jsonl").read_text().splitlines()
     assert {json.loads(line)["rollout_id"] for line in lines} == {sick.rollout_id}
+    assert distance(before, await received(pair)) == 0.0
+    assert (await pair.train(batches()[0], 2)).updated
     after = await received(pair)
-    assert all(tensor.isfinite().all() for tensor in after.values())
-    assert distance(before, after) > 0.0
+    assert all(tensor.isfinite().all() for tensor in after.values()) and distance(before, after) > 0.0
 
 
 async def test_ranks_with_and_without_pictures_train_a_critic_together(start: Start, tmp_path: Path) -> None:
