@@ -172,13 +172,13 @@ def plan_seconds(algorithm: str, rows: Sequence[Row]) -> float:
     from agentrl.trainers.objective import Objective
     from agentrl.trainers.scoring import Scores
     from agentrl.trainers.slots import rollout_ids
-    from agentrl.trainers.withheld import unfit_rows
+    from agentrl.trainers.withheld import not_sampled, too_large
 
     objective = Objective.of(Config.model_validate({"algo": {"name": algorithm}}))
 
     def once() -> float:
         began = time.process_time()
-        unfit_rows(rows)
+        too_large(rows), not_sampled(rows)
         decided = objective.decide(rows, objective.advantages(rows, Scores()), Scores(), 0)
         lengths, trained = [len(row) for row in rows], decided.mask.any(1).tolist()
         plan_updates(rollout_ids(rows), lengths, trained, ranks=2, budget=16384)
