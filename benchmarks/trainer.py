@@ -198,8 +198,6 @@ def memory_ratio() -> float:
 
 def peak(way: str, tokens: int = 4096, vocabulary: int = 49_152) -> int:
     """KiB that log-probs and their gradient add to a process, for a small trunk under a vocabulary of real size."""
-    import resource
-
     from agentrl.trainers.models import load_policy
     from agentrl.trainers.packing import pack
     from agentrl.trainers.scorer import TokenScorer
@@ -213,14 +211,20 @@ def peak(way: str, tokens: int = 4096, vocabulary: int = 49_152) -> int:
     (row,) = make_rows([tokens])
     row.loss_mask[1:] = True
     packed = pack([row], policy, None)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = high_water()
     if way == "ours":
         logp, _ = TokenScorer(policy, 1.0)([packed])
     else:
         logits = policy.model(input_ids=packed.ids[None], use_cache=False).logits[0, :-1].float()
         logp = logits.log_softmax(-1).gather(-1, packed.labels[:, None])
     logp.sum().backward()
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return high_water() - before
+
+
+def high_water() -> int:
+    """KiB of this program at its largest. (getrusage's would be that of the process which started it, if that was larger.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0])
 
 
 def tiny_model(folder: str) -> str:
