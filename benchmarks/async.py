@@ -156,13 +156,13 @@ class AtOnce:
 def scheduler(groups: int) -> dict[str, Any]:
     """Episodes a second of CPU time: along a long run, and with more and more groups in flight."""
     few, many = configure(1, {"train": {"max_staleness": 1}}), {}
-    found = {"groups": groups, "along": asyncio.run(scheduled(few, groups, parts=5))}
-    print("episodes/s along", groups, "groups:", *(f"{value:.0f}" for value in found["along"]), flush=True)
+    along = asyncio.run(scheduled(few, groups, parts=5))
+    print("episodes/s along", groups, "groups:", *(f"{value:.0f}" for value in along), flush=True)
     for batch in (8, 64, 512):
         config = configure(1, {"train": {"max_staleness": 3, "batch_groups": batch}})
         many[batch * 4] = asyncio.run(scheduled(config, 8192, parts=1))[0]
         print(f"episodes/s with {batch * 4} groups in flight: {many[batch * 4]:.0f}", flush=True)
-    return found | {"in_flight": many}
+    return {"groups": groups, "along": along, "in_flight": many}
 
 
 async def scheduled(config: Config, groups: int, parts: int) -> list[float]:

@@ -181,7 +181,8 @@ def log_normal(median: float, tail: float, n: int, seed: int) -> Callable[[int],
     spread = math.log(tail) / P99
 
     def seconds(draw: int) -> Sequence[float]:
-        return median * np.exp(spread * np.random.default_rng([seed, draw]).standard_normal(n))
+        waits = median * np.exp(spread * np.random.default_rng([seed, draw]).standard_normal(n))
+        return [float(wait) for wait in waits]
 
     return seconds
 

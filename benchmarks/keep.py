@@ -18,12 +18,13 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 RESULTS = Path(__file__).resolve().parent / "results" / "keep.json"
 RUNNING, TOKENS, PROMPT = 16, 256, 12
+Kv = Literal["keep", "recompute"]
 EVERY = 16
 """Sequences that end between two updates."""
 
@@ -75,7 +76,7 @@ def step(model: Any, optimizer: Any, sampled: Sequence[tuple[list[int], Any]], s
     optimizer.step()
 
 
-async def measure(folder: Path, kv: str, rates: Sequence[float], updates: int) -> dict[str, Any]:
+async def measure(folder: Path, kv: Kv, rates: Sequence[float], updates: int) -> dict[str, Any]:
     """For each learning rate, what `compare` finds in the sequences of its updates."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -159,7 +160,7 @@ def main() -> None:
 
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
     folder = cached_tiny("tiny-text")
-    found = {kv: asyncio.run(measure(Path(folder), kv, options.lr, options.updates)) for kv in ("keep", "recompute")}
+    found = {kv: asyncio.run(measure(Path(folder), kv, options.lr, options.updates)) for kv in get_args(Kv)}
     ray.shutdown()
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 

@@ -77,7 +77,7 @@ def ours(kind: str, path: str, items: Sequence[Item], size: int, longest: int) -
 
     budget = MICRO[kind] * longest * (1 if kind == "sft" else 2)
     sections = {"model": {"dtype": "float32"}, "train": {"micro_batch_tokens": budget, "max_len": longest + 1}}
-    config = {"sft": SftConfig, "dpo": DpoConfig}[kind].model_validate(sections)
+    config = (SftConfig if kind == "sft" else DpoConfig).model_validate(sections)
     trainer = SupervisedTrainer(config, path, tempfile.mkdtemp(), len(items) // size, LR)
     if kind == "dpo":
         sums = trainer.reference(items)

@@ -94,7 +94,7 @@ async def measure(seconds: float, sizes: Sequence[int] = SESSIONS) -> dict[str, 
         pids = (pid, bare_pid)
         for n in sizes:
             ids = await open_sessions(ours, n)
-            step = http_step(ours, n, lambda number, ids=ids: f"/v1/sessions/{ids[number]}/step")
+            step = http_step(ours, n, [f"/v1/sessions/{session}/step" for session in ids].__getitem__)
             other = http_step(bare, n, lambda number: "/echo")
             results.append(await compare("http", n, seconds, step, other, pids))
         for n, kind in [*((n, "trivial") for n in sizes), (32, "sync")]:
