@@ -80,10 +80,10 @@ async def test_convention_08_two_ranks_train_as_one_does_at_every_stage(start: S
         (0, {"optim": {"name": "muon", "lr": 1e-2, "weight_decay": 0.1, "eps": 1e-4}}, 1e-4),
         *(
             (stage, {"optim": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1, "eps": 1e-6}}, 1e-5)
-            for stage in (0, 2, 3)
+            for stage in (0, 3)
         ),
     ],
-    ids=["lora", "muon", "adamw-0", "adamw-2", "adamw-3"],
+    ids=["lora", "muon", "adamw-0", "adamw-3"],
 )
 async def test_two_ranks_train_with_other_optimizers_and_adapters_as_one_does(
     start: Start,
@@ -113,6 +113,21 @@ async def test_two_ranks_train_with_other_optimizers_and_adapters_as_one_does(
     assert distance(published(single), weights) < tolerance
     assert distance(one, two) < tolerance
     assert (distance(weights, two) > 1e-4) == ("ema" in sections["optim"])
+
+
+@pytest.mark.slow
+async def test_at_adamw_s_usual_epsilon_ranks_differ_only_where_a_gradient_is_lost_in_rounding(
+    start: Start, make_trainer: Callable[..., Any]
+) -> None:
+    """All but a weight in ten thousand agree to a hundredth of lr; those are where |g| is below the rounding of its sum."""
+    sections = {"optim": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}}
+    single, pair = make_trainer("untied", 10, **settings(**sections)), await start(2, 2, **sections)
+    single.train(make_rows(), 0)
+    await pair.train(make_rows(), 0)
+    one, two = published(single), await received(pair)
+    apart = torch.cat([(one[name] - two[name]).abs().flatten() for name in one])
+    assert (apart > 1e-5).float().mean() < 1e-4
+    assert apart.max() < 2e-4
 
 
 @pytest.mark.slow
