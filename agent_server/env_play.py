@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl import wire
 from agentrl.env import Task
+from agentrl.env_calls import forget
 from agentrl.env_session import EnvSession
 from agentrl.errors import AgentRLError, DataError, EnvError
 from agentrl.messages import Action, Image
@@ -25,6 +26,10 @@ class Answer:
 
     status: int
     body: bytes
+
+
+Then = Callable[[asyncio.Future[Answer]], Awaitable[None]]
+"""Takes an answer that is there: a result, an exception, or cancelled since the session was closed."""
 
 
 def as_answer(error: ApiError) -> Answer:
@@ -49,12 +54,8 @@ class PlayedSession:
         self._ended = False
         self._index = -1
         self._taken = Action()
-        self._answer: asyncio.Task[Answer] | None = None
-
-    @property
-    def index(self) -> int:
-        """Of the last step; -1 before the first."""
-        return self._index
+        self._answer: asyncio.Future[Answer] | None = None
+        self._taking: asyncio.Task[None] | None = None
 
     async def open(self, request: OpenSession) -> dict[str, Any]:
         """Construct and reset: `SessionReply` without its id and lease, as plain values. Raises AgentRLError."""
@@ -82,14 +83,15 @@ class PlayedSession:
             return str(observation)
         return await self.env.run("its observation", lambda: wire.observation_form(observation, self.images))
 
-    def step(self, index: int, form: Any) -> asyncio.Task[Answer]:
-        """The answer of step `index`, begun now or recorded. What the env raises is an answer too.
+    def step(self, index: int, form: Any, then: Then | None = None) -> tuple[asyncio.Future[Answer], bool]:
+        """The answer of step `index`, and whether it begins now; else it is the recorded one. What the env raises is an answer
+        too. `then` is awaited once with the answer of a step that begins now, at the end of the task that played it.
 
         Raises ApiError 409, and DataError for a form that is no action; then nothing was executed.
         """
         if index == self._index and self._answer is not None:
             if _spelled(wire.read_action(form)) == _spelled(self._taken):
-                return self._answer
+                return self._answer, False
             raise _conflict(f"step {index} was taken with another action")
         if index <= self._index:
             raise _conflict(f"step {index} is over: the last one was {self._index}")
@@ -101,20 +103,29 @@ class PlayedSession:
             raise _conflict(f"step {index} comes after the episode's end")
         action = wire.read_action(form)
         self._index, self._taken = index, action
-        self._answer = asyncio.ensure_future(self._take(index, action))
-        return self._answer
+        loop = asyncio.get_running_loop()
+        self._answer = answer = loop.create_future()
+        self._taking = loop.create_task(self._take(index, action, answer, then))
+        return answer, True
 
-    async def _take(self, index: int, action: Action) -> Answer:
+    async def _take(self, index: int, action: Action, answer: asyncio.Future[Answer], then: Then | None) -> None:
         self.busy += 1
         try:
-            return Answer(200, await self._played(index, action))
+            answer.set_result(Answer(200, await self._played(index, action)))
         except AgentRLError as error:
             self._ended = True
             self._on_error(error)
-            return as_answer(as_api_error(error))
+            answer.set_result(as_answer(as_api_error(error)))
+        except asyncio.CancelledError:  # the session was closed
+            answer.cancel()
+        except Exception as error:  # of this server; who waits for the answer is told
+            answer.set_exception(error)
+            forget(answer)
         finally:
             self.busy -= 1
             self.touched = asyncio.get_running_loop().time()
+        if then is not None:
+            await then(answer)
 
     async def _played(self, index: int, action: Action) -> bytes:
         observation, reward, terminated, truncated, info = await self.env.step(action)
@@ -137,8 +148,9 @@ class PlayedSession:
 
     async def close(self) -> None:
         """End what is running and close the env; what `close` raises is left in `env.close_error`."""
-        if self._answer is not None and not self._answer.done():
-            self._answer.cancel()
+        if self._taking is not None and self._answer is not None and not self._answer.done():
+            await asyncio.sleep(0)  # a task that has not begun would end without a word
+            self._taking.cancel()
             await asyncio.wait({self._answer})
         if self._entered:
             self._entered = False

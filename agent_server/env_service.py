@@ -19,7 +19,7 @@ from agentrl.errors import AgentRLError, DataError, error_class
 from agentrl.schemas import OpenSession, StepRequest
 
 from .env_offer import SPLITS, Offer
-from .env_play import Answer, PlayedSession
+from .env_play import Answer, PlayedSession, Then
 from .http import ApiError, as_api_error
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class EnvService:
         if done.cancelled() or done.exception() is not None:
             self._opening.pop(key, None)
 
-    async def _awaited(self, answer: asyncio.Task[Answer]) -> Answer:
+    async def _awaited(self, answer: asyncio.Future[Answer]) -> Answer:
         try:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
@@ -189,23 +189,24 @@ class EnvService:
         closing.add_done_callback(closed)
         return closing
 
-    def begin_step(self, session_id: str, request: StepRequest) -> asyncio.Task[Answer]:
-        """The step's answer, to be awaited under a shield: it goes on when the caller goes away."""
+    def begin_step(
+        self, session_id: str, request: StepRequest, then: Then | None = None
+    ) -> tuple[asyncio.Future[Answer], bool]:
+        """As `PlayedSession.step`; the answer is to be awaited under a shield, as it goes on when the caller goes away."""
         session = self._session(session_id)
         form: Any = request.action
         if not isinstance(form, str):
             form = form.model_dump(exclude_unset=True)
-        before = session.index
         try:
-            answer = session.step(request.index, form)
+            answer, fresh = session.step(request.index, form, then)
         except DataError as error:
             raise as_api_error(error) from error
-        if session.index != before:
-            self._steps[session.env.name] += 1
-        return answer
+        self._steps[session.env.name] += fresh
+        return answer, fresh
 
     async def step(self, session_id: str, request: StepRequest) -> Answer:
-        return await self._awaited(self.begin_step(session_id, request))
+        answer, _ = self.begin_step(session_id, request)
+        return await self._awaited(answer)
 
     def heartbeat(self, session_id: str) -> Answer:
         self._session(session_id)

@@ -33,6 +33,9 @@ under way before no further call is read.
 """
 
 
+CLOSED = as_answer(ApiError(404, "the session was closed", kind="UnknownSession"))
+
+
 class TasksCall(BaseModel):
     """What a `tasks` call says; the route has it in the query."""
 
@@ -53,34 +56,31 @@ class StreamEndpoint:
         if (await receive())["type"] != "websocket.connect":
             return
         await send({"type": "websocket.accept"})
-        stream = _Stream(self.service, self.bounds)
-        writer = asyncio.ensure_future(stream.write(send))
+        stream = _Stream(self.service, self.bounds, send)
         try:
             while (message := await receive())["type"] == "websocket.receive":
-                stream.take(message.get("text") or message.get("bytes") or "")
+                await stream.take(message.get("text") or message.get("bytes") or "")
                 await stream.has_room.wait()
         finally:
-            writer.cancel()
             stream.drop()
 
 
 class _Stream:
-    """One connection's calls. Replies go through one writer, so frames are never written at the same time. While too much
-    is unsent there is no room for another call.
+    """One connection's calls. Each is answered by the task that served it; while one writes, it writes what others have to
+    say too, so that frames are never written at the same time. While too much is unsent there is no room for another call.
     """
 
-    def __init__(self, service: EnvService, bounds: Bounds) -> None:
+    def __init__(self, service: EnvService, bounds: Bounds, send: Send) -> None:
         self.service = service
         self.bounds = bounds
+        self._send = send
         self._replies: deque[str] = deque()
-        self._some = asyncio.Event()
-        self._unsent = self._large = 0
+        self._unsent = self._large = self._in_flight = 0
         self._lost = False
         self.has_room = asyncio.Event()
         self.has_room.set()
-        self._own: set[asyncio.Future[Answer]] = set()
-        self._running: set[asyncio.Future[Answer]] = set()
-        self._in_flight = 0
+        self._own: set[asyncio.Task[None]] = set()
+        self._writer: asyncio.Task[Any] | None = None
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
             "envs": self._envs,
             "tasks": self._tasks,
@@ -91,33 +91,16 @@ class _Stream:
             "image": self._image,
         }
 
-    async def write(self, send: Send) -> None:
-        """Send what is there, for as long as the connection lasts; then there is room for what tells its end."""
-        try:
-            while True:
-                await self._some.wait()
-                self._some.clear()
-                while self._replies:
-                    reply = self._replies.popleft()
-                    await send({"type": "websocket.send", "text": reply})
-                    self._unsent -= len(reply)
-                    self._see_room()
-        finally:
-            self._lost = True
-            self._see_room()
-
-    def _see_room(self) -> None:
-        if self._lost or (self._unsent <= MAX_UNSENT and self._large < MAX_LARGE):
-            self.has_room.set()
-        else:
-            self.has_room.clear()
-
     def drop(self) -> None:
         """The connection is gone. What waits here for an answer ends; what makes the answer goes on."""
+        self._lost = True
+        self._replies.clear()
         for call in self._own:
             call.cancel()
+        if self._writer is not None:
+            self._writer.cancel()
 
-    def take(self, raw: str | bytes) -> None:
+    async def take(self, raw: str | bytes) -> None:
         """Begin one call."""
         number: Any = None
         try:
@@ -130,54 +113,88 @@ class _Stream:
                 raise ApiError(422, "a call's id is a number or a text", kind="Invalid")
             self._begin(number, call)
         except ApiError as error:
-            self._reply(number, as_answer(error))
+            await self._reply(number, as_answer(error))
 
     def _begin(self, number: int | str, call: dict[str, Any]) -> None:
         name = call.get("call")
         if self._in_flight >= MAX_IN_FLIGHT:
             raise ApiError(429, "too many calls at once on this connection", kind="Full", retryable=True)
         if name == "step":
-            answer: asyncio.Future[Answer] = self.service.begin_step(_session(call), validated(StepRequest, call))
+            request = validated(StepRequest, call)
+            answer, fresh = self.service.begin_step(_session(call), request, lambda done: self._stepped(number, done))
+            if fresh:
+                self._in_flight += 1
+            else:
+                self._serve(number, lambda: asyncio.shield(answer), large=True)
         elif isinstance(name, str) and name in self._calls:
-            answer = asyncio.ensure_future(self._calls[name](call))
-            self._own.add(answer)
+            self._serve(number, lambda: self._calls[name](call), large=name in LARGE)
         else:
             known = ", ".join(("step", *self._calls))
             raise ApiError(422, f"there is no call {str(name)[:40]!r}: {known}", kind="Invalid")
-        large = name in LARGE or answer in self._running
-        self._running.add(answer)
+
+    def _serve(self, number: int | str, begin: Callable[[], Awaitable[Answer]], large: bool) -> None:
         self._in_flight += 1
         self._large += large
         self._see_room()
-        if answer.done():
-            self._done(number, answer, large)  # now, so that repeats of one step fill the room before the next is read
-        else:
-            answer.add_done_callback(lambda done: self._done(number, done, large))
+        task = asyncio.ensure_future(self._served(number, begin, large))
+        self._own.add(task)
+        task.add_done_callback(self._own.discard)
 
-    def _done(self, number: int | str, done: asyncio.Future[Answer], large: bool) -> None:
+    async def _served(self, number: int | str, begin: Callable[[], Awaitable[Answer]], large: bool) -> None:
+        try:
+            answer = await begin()
+        except Exception as error:
+            answer = _failure(error)
+        except asyncio.CancelledError:
+            if self._lost:
+                raise
+            answer = CLOSED
+        finally:
+            self._large -= large
+            self._in_flight -= 1
+        await self._reply(number, answer)
+
+    async def _stepped(self, number: int | str, done: asyncio.Future[Answer]) -> None:
         self._in_flight -= 1
-        self._large -= large
-        self._own.discard(done)
-        self._running.discard(done)
         if done.cancelled():
-            error: BaseException | None = ApiError(404, "the session was closed", kind="UnknownSession")
+            answer = CLOSED
         else:
             error = done.exception()
-        if error is None:
-            self._reply(number, done.result())
-        elif isinstance(error, ApiError):
-            self._reply(number, as_answer(error))
-        else:
-            self._reply(number, as_answer(ApiError(500, f"{type(error).__name__} in the server", kind="ServerError")))
+            answer = done.result() if error is None else _failure(error)
+        await self._reply(number, answer)
 
-    def _reply(self, number: Any, answer: Answer) -> None:
-        head = wire.dump({"id": number, "status": answer.status})[:-1]
-        rest = b"}" if answer.body == b"{}" else b"," + answer.body[1:]
-        reply = (head + rest).decode()
+    async def _reply(self, number: Any, answer: Answer) -> None:
+        if self._lost:
+            return
+        reply = _framed(number, answer)
         self._replies.append(reply)
         self._unsent += len(reply)
-        self._some.set()
-        self._see_room()
+        if self._writer is None:
+            await self._write()
+        else:
+            self._see_room()
+
+    async def _write(self) -> None:
+        """Send what there is, and what comes meanwhile."""
+        self._writer = asyncio.current_task()
+        try:
+            while self._replies and not self._lost:
+                reply = self._replies.popleft()
+                await self._send({"type": "websocket.send", "text": reply})
+                self._unsent -= len(reply)
+                if not self.has_room.is_set():
+                    self._see_room()
+        except Exception:  # the connection is gone: `receive` tells its end
+            self._lost = True
+        finally:
+            self._writer = None
+            self._see_room()
+
+    def _see_room(self) -> None:
+        if self._lost or (self._unsent <= MAX_UNSENT and self._large < MAX_LARGE):
+            self.has_room.set()
+        else:
+            self.has_room.clear()
 
     async def _envs(self, call: dict[str, Any]) -> Answer:
         return self.service.envs()
@@ -199,6 +216,21 @@ class _Stream:
         sha = call.get("sha256")
         png = self.service.image(sha if isinstance(sha, str) else "")
         return Answer(200, wire.dump({"sha256": sha, "data": base64.b64encode(png).decode()}))
+
+
+def _framed(number: Any, answer: Answer) -> str:
+    head = b'{"id":%d,"status":%d' % (number, answer.status) if type(number) is int else _head(number, answer.status)
+    return (head + (b"}" if answer.body == b"{}" else b"," + answer.body[1:])).decode()
+
+
+def _head(number: Any, status: int) -> bytes:
+    return wire.dump({"id": number, "status": status})[:-1]
+
+
+def _failure(error: BaseException) -> Answer:
+    if isinstance(error, ApiError):
+        return as_answer(error)
+    return as_answer(ApiError(500, f"{type(error).__name__} in the server", kind="ServerError"))
 
 
 def _session(call: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from .deadline import Deadline
 from .errors import AgentRLError, EnvError
 
 
@@ -91,14 +92,20 @@ def forget(future: asyncio.Future[Any]) -> None:
 
 async def run_async(start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
     """Await user code on the event loop. Raises CallRaisedError or CallTimeoutError; our own cancellation passes."""
+    deadline = Deadline(timeout_s)
+    late = False
     try:
-        async with asyncio.timeout(timeout_s) as scope:
+        try:
             return await start()
+        finally:
+            late = deadline.end()
     except TimeoutError as error:
-        if scope.expired():
+        if deadline.expired:
             raise CallTimeoutError from error
         raise CallRaisedError(error) from error
     except asyncio.CancelledError as error:
+        if late:
+            raise CallTimeoutError from error
         if is_cancelled():
             raise
         raise CallRaisedError(error) from error

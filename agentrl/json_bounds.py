@@ -16,7 +16,7 @@ _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{,]|[\]}]', re.DOTALL)
 def json_fault(raw: bytes, depth: int = DEPTH, tokens: int = TOKENS) -> str | None:
     """What is too much in a JSON text, in words; None for one that may be read. What stands in strings does not count."""
     opened = raw.count(b"[") + raw.count(b"{")
-    if opened <= depth and opened + raw.count(b",") + raw.count(b'"') <= tokens:
+    if opened <= depth and (len(raw) <= tokens or opened + raw.count(b",") + raw.count(b'"') <= tokens):
         return None
     deep = seen = 0
     for found in _TOKEN.finditer(raw):
