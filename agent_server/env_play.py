@@ -150,8 +150,9 @@ class PlayedSession:
         """End what is running and close the env; what `close` raises is left in `env.close_error`."""
         if self._taking is not None and self._answer is not None and not self._answer.done():
             await asyncio.sleep(0)  # a task that has not begun would end without a word
-            self._taking.cancel()
-            await asyncio.wait({self._answer})
+            if not self._answer.done():
+                self._taking.cancel()
+                await asyncio.wait({self._answer})
         if self._entered:
             self._entered = False
             await self.env.__aexit__(None, None, None)

@@ -190,22 +190,19 @@ class EnvService:
         return closing
 
     def begin_step(
-        self, session_id: str, request: StepRequest, then: Then | None = None
+        self, session_id: str, index: int, form: Any, then: Then | None = None
     ) -> tuple[asyncio.Future[Answer], bool]:
         """As `PlayedSession.step`; the answer is to be awaited under a shield, as it goes on when the caller goes away."""
         session = self._session(session_id)
-        form: Any = request.action
-        if not isinstance(form, str):
-            form = form.model_dump(exclude_unset=True)
         try:
-            answer, fresh = session.step(request.index, form, then)
+            answer, fresh = session.step(index, form, then)
         except DataError as error:
             raise as_api_error(error) from error
         self._steps[session.env.name] += fresh
         return answer, fresh
 
     async def step(self, session_id: str, request: StepRequest) -> Answer:
-        answer, _ = self.begin_step(session_id, request)
+        answer, _ = self.begin_step(session_id, request.index, request.form)
         return await self._awaited(answer)
 
     def heartbeat(self, session_id: str) -> Answer:

@@ -18,13 +18,15 @@ from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
 
 from agentrl import wire
-from agentrl.schemas import OpenSession, StepRequest
+from agentrl.schemas import MAX_INDEX, OpenSession, StepRequest
 
 from .env_play import Answer, as_answer
 from .env_service import EnvService
 from .http import ApiError, Bounds, parse_json, validated
 
 MAX_IN_FLIGHT = 8192
+AT_ONCE = 32
+"""Calls of a burst that are read before what they began goes on: the first are answered while the last are read."""
 MAX_UNSENT = 16 * 2**20
 """Bytes of replies that wait to be sent; above, no further call is read."""
 LARGE, MAX_LARGE = ("envs", "tasks", "image"), 64
@@ -57,10 +59,14 @@ class StreamEndpoint:
             return
         await send({"type": "websocket.accept"})
         stream = _Stream(self.service, self.bounds, send)
+        taken = 0
         try:
             while (message := await receive())["type"] == "websocket.receive":
                 await stream.take(message.get("text") or message.get("bytes") or "")
                 await stream.has_room.wait()
+                taken += 1
+                if taken % AT_ONCE == 0:
+                    await asyncio.sleep(0)
         finally:
             stream.drop()
 
@@ -80,7 +86,7 @@ class _Stream:
         self.has_room = asyncio.Event()
         self.has_room.set()
         self._own: set[asyncio.Task[None]] = set()
-        self._writer: asyncio.Task[Any] | None = None
+        self._writing = False
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
             "envs": self._envs,
             "tasks": self._tasks,
@@ -97,8 +103,6 @@ class _Stream:
         self._replies.clear()
         for call in self._own:
             call.cancel()
-        if self._writer is not None:
-            self._writer.cancel()
 
     async def take(self, raw: str | bytes) -> None:
         """Begin one call."""
@@ -120,8 +124,10 @@ class _Stream:
         if self._in_flight >= MAX_IN_FLIGHT:
             raise ApiError(429, "too many calls at once on this connection", kind="Full", retryable=True)
         if name == "step":
-            request = validated(StepRequest, call)
-            answer, fresh = self.service.begin_step(_session(call), request, lambda done: self._stepped(number, done))
+            index, action = _step(call)
+            answer, fresh = self.service.begin_step(
+                _session(call), index, action, lambda done: self._stepped(number, done)
+            )
             if fresh:
                 self._in_flight += 1
             else:
@@ -169,14 +175,14 @@ class _Stream:
         reply = _framed(number, answer)
         self._replies.append(reply)
         self._unsent += len(reply)
-        if self._writer is None:
-            await self._write()
-        else:
+        if self._writing:
             self._see_room()
+        else:
+            await self._write()
 
     async def _write(self) -> None:
         """Send what there is, and what comes meanwhile."""
-        self._writer = asyncio.current_task()
+        self._writing = True
         try:
             while self._replies and not self._lost:
                 reply = self._replies.popleft()
@@ -187,7 +193,7 @@ class _Stream:
         except Exception:  # the connection is gone: `receive` tells its end
             self._lost = True
         finally:
-            self._writer = None
+            self._writing = False
             self._see_room()
 
     def _see_room(self) -> None:
@@ -231,6 +237,15 @@ def _failure(error: BaseException) -> Answer:
     if isinstance(error, ApiError):
         return as_answer(error)
     return as_answer(ApiError(500, f"{type(error).__name__} in the server", kind="ServerError"))
+
+
+def _step(call: dict[str, Any]) -> tuple[int, Any]:
+    """(index, action); the model has the word on all but the plainest form, which it would take longer to read than JSON."""
+    index, action = call.get("index"), call.get("action")
+    if type(action) is str and type(index) is int and 0 <= index < MAX_INDEX:
+        return index, action
+    request = validated(StepRequest, call)
+    return request.index, request.form
 
 
 def _session(call: dict[str, Any]) -> str:

@@ -120,11 +120,10 @@ def anybody(headers: Mapping[bytes, bytes]) -> bool:
 
 def parse_json(body: bytes | str, bounds: Bounds) -> Any:
     """The value of a JSON text. Raises ApiError 400 for what is no JSON, no UTF-8, nested too deep, or of too many values."""
-    raw = body.encode(errors="surrogatepass") if isinstance(body, str) else body
-    if (fault := json_fault(raw, bounds.depth, bounds.tokens)) is not None:
+    if (fault := json_fault(body, bounds.depth, bounds.tokens)) is not None:
         raise ApiError(400, fault)
     try:
-        return pydantic_core.from_json(raw)
+        return pydantic_core.from_json(body)
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from None
 

@@ -13,10 +13,13 @@ TOKENS = 2**19
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{,]|[\]}]', re.DOTALL)
 
 
-def json_fault(raw: bytes, depth: int = DEPTH, tokens: int = TOKENS) -> str | None:
+def json_fault(text: str | bytes, depth: int = DEPTH, tokens: int = TOKENS) -> str | None:
     """What is too much in a JSON text, in words; None for one that may be read. What stands in strings does not count."""
-    opened = raw.count(b"[") + raw.count(b"{")
-    if opened <= depth and (len(raw) <= tokens or opened + raw.count(b",") + raw.count(b'"') <= tokens):
+    opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
+    if opened <= depth and len(text) <= tokens:
+        return None
+    raw = text.encode(errors="surrogatepass") if isinstance(text, str) else text
+    if opened <= depth and opened + raw.count(b",") + raw.count(b'"') <= tokens:
         return None
     deep = seen = 0
     for found in _TOKEN.finditer(raw):
@@ -32,7 +35,7 @@ def json_fault(raw: bytes, depth: int = DEPTH, tokens: int = TOKENS) -> str | No
 
 def loads(text: str) -> Any:
     """The value of a JSON text. Raises ValueError for what is no JSON, or too much of it."""
-    fault = json_fault(text.encode(errors="surrogatepass"))
+    fault = json_fault(text)
     if fault is not None:
         raise ValueError(fault)
     return json.loads(text)

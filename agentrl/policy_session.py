@@ -439,7 +439,7 @@ def _as_asked(ours: Sampling, wishes: Mapping[str, Any]) -> Sampling:
 
 def _fits(call: ToolCall, objects_only: bool) -> bool:
     """Whether a call can be said. vLLM's parsers also find ones that are nested too deep to be echoed."""
-    return not (objects_only and call.arguments is None) and json_fault(call.raw.encode(errors="replace")) is None
+    return not (objects_only and call.arguments is None) and json_fault(call.raw) is None
 
 
 def cut(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 MAX_SEED = 2**64
+MAX_INDEX = 2**53
 
 
 class Wire(BaseModel):
@@ -61,8 +62,13 @@ class ActionForm(Wire):
 class StepRequest(Wire):
     """`POST /v1/sessions/{id}/step`. `index` counts the session's steps from 0."""
 
-    index: int = Field(ge=0, lt=2**53)
+    index: int = Field(ge=0, lt=MAX_INDEX)
     action: str | ActionForm
+
+    @property
+    def form(self) -> Any:
+        """The action as plain values, as `wire.read_action` takes it."""
+        return self.action if isinstance(self.action, str) else self.action.model_dump(exclude_unset=True)
 
 
 class StepReply(Wire):
