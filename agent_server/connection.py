@@ -57,13 +57,17 @@ class _ServedConnection(Connection):
         await self._protocol.flow.drain()
 
     async def taken(self) -> bool:
-        transport = self._protocol.transport
-        transport.set_write_buffer_limits(high=0)
+        self._keep_back(0)
         try:
             await self._protocol.flow.drain()
         finally:
-            transport.set_write_buffer_limits()
+            self._keep_back(None)
         return not self._reset
+
+    def _keep_back(self, most: int | None) -> None:
+        """How many bytes may wait to be written; None = as before. uvloop refuses the question once a connection is over."""
+        if not self.lost:
+            self._protocol.transport.set_write_buffer_limits(high=most)
 
 
 class WatchedProtocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]

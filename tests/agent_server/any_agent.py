@@ -86,7 +86,7 @@ class Clients:
             assert await asyncio.get_running_loop().sock_recv(socket, SIP)
 
 
-async def asked_by_hand(host: str, port: int, key: str, body: bytes) -> socket.socket:
+async def asked_by_hand(host: str, port: int, key: str, body: bytes, header: str = "X: x") -> socket.socket:
     """A socket on which a chat completion has been asked for. What it holds is read when it is asked to, and no earlier."""
     loop, asking = asyncio.get_running_loop(), socket.socket()
     asking.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -94,6 +94,7 @@ async def asked_by_hand(host: str, port: int, key: str, body: bytes) -> socket.s
     await loop.sock_connect(asking, (host, port))
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}"
+        f"\r\n{header}"
     )
     await loop.sock_sendall(asking, f"{head}\r\n\r\n".encode() + body)
     return asking

@@ -1,4 +1,6 @@
-"""What an agent has not read is not trained, however it went; what it has read is."""
+"""What an agent has not read is not trained, however it went; what it has read is. On asyncio's own event loop, and on
+uvloop, which Ray's processes run.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,16 @@ LONG = "a reply of which only the beginning is read " * 6
 LIMITS = Limits(max_new_tokens=10**5, max_len=10**6, max_total_tokens=10**6)
 
 
-async def by_hand(client: Any, **more: Any) -> Any:
+@pytest.fixture(params=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> Any:
+    if request.param == "asyncio":
+        return asyncio.DefaultEventLoopPolicy()
+    return pytest.importorskip("uvloop").EventLoopPolicy()
+
+
+async def by_hand(client: Any, header: str = "X: x", **more: Any) -> Any:
     url, body = client.base_url, json.dumps({"messages": HI, **more}).encode()
-    return await asked_by_hand(url.host, url.port, client.api_key, body)
+    return await asked_by_hand(url.host, url.port, client.api_key, body, header)
 
 
 async def drained(socket: Any) -> bytes:
@@ -59,6 +68,17 @@ async def test_an_answer_that_was_repeated_by_the_agent_stays_trained(stage: Sta
             await client.chat.completions.create(model="m", messages=[*HI, said, *HI])
 
     assert stage.trained(await stage.play(run, "one", "two")) == ["one|two"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_connection_of_which_the_server_is_told_to_close_it_counts_too(stage: Stage, stream: bool) -> None:
+    async def run(task: Task, client: Any) -> None:
+        with await by_hand(client, "Connection: close", stream=stream) as socket:
+            await drained(socket)
+            assert await asyncio.get_running_loop().sock_recv(socket, 1) == b""
+
+    record = await stage.play(run, "one")
+    assert stage.trained(record) == ["one"] and "policy/undelivered" not in record.metrics
 
 
 async def test_an_answer_larger_than_the_buffers_counts_when_it_is_taken(stage: Stage) -> None:
