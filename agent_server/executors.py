@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import weakref
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from agentrl.env import Task
 from agentrl.errors import AgentError, AgentRLError, ConfigError, EnvError
 from agentrl.executor import AgentExecutorBase, RolloutContext
 from agentrl.policy_session import PolicySession, SamplingMode
-from agentrl.reward import read_verdict
+from agentrl.reward import Verdict, read_verdict
 from agentrl.single_turn import SingleTurnExecutor
 from agentrl.tokens import read_token
 from agentrl.trajectory import Trajectory
@@ -107,7 +106,7 @@ class HttpAgentExecutor(AgentExecutorBase):
         try:
             own = outcome_fields(outcome)
             if "reward" in own:
-                session.judge(read_verdict(own))
+                session.judge(Verdict(own["reward"], own.get("score"), own.get("metrics") or {}))
             else:
                 session.note(own)
         except EnvError as error:
@@ -123,18 +122,22 @@ class HttpAgentExecutor(AgentExecutorBase):
 
 
 def outcome_fields(outcome: Any) -> dict[str, Any]:
-    """{"reward"?, "score"?, "metrics"?} of what an agent returned: such a mapping, a number, or None. Raises EnvError."""
+    """{"reward"?, "score"?, "metrics"?} of what an agent returned: such a mapping, a number, or None. Numbers of any kind are
+    floats, what is none is None. Raises EnvError.
+    """
     if outcome is None:
         return {}
     if not isinstance(outcome, Mapping):
-        return {"reward": outcome}
+        return {"reward": read_verdict(outcome).reward}
     unknown = outcome.keys() - {"reward", "score", "metrics"}
     if unknown:
         raise EnvError(f"an agent returns reward, score and metrics, not {sorted(map(str, unknown))}")
-    fields = dict(outcome)
-    if isinstance(fields.get("reward"), str):
-        fields["reward"] = math.nan
-    return fields
+    said = {"reward": None, **outcome}
+    if isinstance(said["reward"], str):
+        said["reward"] = None
+    verdict = read_verdict(said)
+    fields = {"reward": verdict.reward, "score": verdict.score, "metrics": dict(verdict.metrics)}
+    return {name: fields[name] for name in outcome}
 
 
 class FunctionExecutor(HttpAgentExecutor):

@@ -214,10 +214,11 @@ async def play(executor: AgentExecutorBase, task: Task, ctx: RolloutContext) -> 
 
 
 def _over_time(ctx: RolloutContext, bound: float) -> AgentRLError:
-    """Who is to blame when the episode's time is up: the engine if it owes an answer."""
+    """Who is to blame when the episode's time is up: the engine if it owes an answer, an agent that talks HTTP if one plays."""
     if ctx.waiting_for:
         return EngineError(f"no answer to {', '.join(ctx.waiting_for)} when the episode's {bound:g} s were over")
-    return EnvError(f"the episode took longer than rollout.episode_timeout_s = {bound:g} s")
+    player = EnvError if ctx.policy_url is None else AgentError
+    return player(f"the episode took longer than rollout.episode_timeout_s = {bound:g} s")
 
 
 def describe_error(error: BaseException) -> dict[str, Any]:

@@ -30,6 +30,8 @@ def read_verdict(result: Any) -> Verdict:
     if "reward" not in result or result.keys() - {"reward", "score", "metrics"}:
         raise EnvError(f"a reward's dict must have 'reward' and may have 'score', 'metrics'; got {sorted(result)}")
     metrics = result.get("metrics") or {}
+    if not isinstance(metrics, Mapping):
+        raise EnvError(f"a reward's metrics must be a dict of names and numbers, not {repr(metrics)[:80]}")
     numbers = {str(key): finite(f"metric {key}", value) for key, value in metrics.items()}
     return Verdict(
         _verdict("a reward", result["reward"]),

@@ -20,7 +20,9 @@ class Wire(BaseModel):
 
 
 class TaskForm(Wire):
-    """A task; `label` and `row` are any JSON, `images` are parts with data, `tools` OpenAI function schemas."""
+    """A task; `label` and `row` are any JSON, `images` are parts with data, `tools` OpenAI function schemas, `env` says of
+    which of a run's environments it is.
+    """
 
     id: str = Field(max_length=1000)
     prompt: str | list[dict[str, Any]] | None = None
@@ -28,6 +30,7 @@ class TaskForm(Wire):
     images: list[dict[str, Any]] = []
     row: dict[str, Any] = {}
     tools: list[dict[str, Any]] = []
+    env: str = ""
 
 
 class OpenSession(Wire):

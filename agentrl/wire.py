@@ -3,7 +3,7 @@
     Observation = string | [part] | {"messages": [message]}
     part        = {"type": "text", "text"} | {"type": "image", "sha256", "data"?: base64 of PNG bytes}
     Action      = string | {"text", "tool_calls": [{"id", "name", "arguments"}], "finish_reason"}
-    Task        = {"id", "prompt", "label", "images", "row", "tools"?}
+    Task        = {"id", "prompt", "label", "images", "row", "tools"?, "env"?}
 
 In a label or row, what JSON has no word for is `{"type", "data"}`: "bytes" (base64), "datetime", "date", "time" (ISO 8601),
 "timedelta" (microseconds), "decimal", "uuid", an image part, and "object" for an object that only looks like one of these.
@@ -249,6 +249,8 @@ def task_form(task: Task) -> JSON:
         "images": [image_form(Image(image), {}) for image in task.images],
         "row": _plain(dict(task.row), f"the row of task {task.id}"),
     }
+    if task.env:
+        form["env"] = task.env
     return {**form, "tools": _plain(task.tools, f"the tools of task {task.id}")} if task.tools else form
 
 
@@ -261,13 +263,13 @@ def read_task(form: JSON) -> Task:
         prompt = [_read_message(message, {}) for message in prompt]
     elif prompt is not None and not isinstance(prompt, str):
         raise DataError(f"task {form['id']}: a prompt is a text or a list of messages")
-    tools = form.get("tools") or []
-    if not isinstance(images, list) or not isinstance(row, Mapping):
-        raise DataError(f"task {form['id']}: images is a list and row an object")
+    tools, env = form.get("tools") or [], form.get("env") or ""
+    if not isinstance(images, list) or not isinstance(row, Mapping) or not isinstance(env, str):
+        raise DataError(f"task {form['id']}: images is a list, row an object and env a text")
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise DataError(f"task {form['id']}: tools is a list of objects")
     shown = tuple(read_image(_object_form(part), {}) for part in images)
-    return Task(form["id"], prompt, read_plain(form.get("label")), shown, read_plain(row), tools=tuple(tools))
+    return Task(form["id"], prompt, read_plain(form.get("label")), shown, read_plain(row), env, tuple(tools))
 
 
 def _object_form(part: Any) -> Mapping[str, Any]:

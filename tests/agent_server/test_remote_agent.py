@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 from agentrl.agent_server import agent_app, agent_servers
 from agentrl.agent_server.agent_wire import EpisodeRequest, PolicyAccess
@@ -19,7 +20,16 @@ from anthropic import AsyncAnthropic
 from fastapi import FastAPI, Request, Response
 from PIL import Image as PILImage
 
-from agentrl import AgentError, ConfigError, Image, InfrastructureError, Limits, RemoteAgentExecutor, Task
+from agentrl import (
+    AgentError,
+    ConfigError,
+    FunctionExecutor,
+    Image,
+    InfrastructureError,
+    Limits,
+    RemoteAgentExecutor,
+    Task,
+)
 from agentrl.single_turn import SingleTurnExecutor
 
 from .conftest import Stage, until
@@ -52,7 +62,7 @@ async def test_an_agent_elsewhere_gets_the_whole_task_and_is_trained(stage: Stag
         return await answer(task, client)
 
     picture = Image(PILImage.new("RGB", (3, 2), "blue"))
-    task = Task("7", "hi", label=2**55 + 1, images=(picture,), row={"a": [1, None, "x"]})
+    task = Task("7", "hi", label=2**55 + 1, images=(picture,), row={"a": [1, None, "x"]}, env="sums")
     executor = RemoteAgentExecutor(await serve(agent_app(run)))
     record = await stage.played(executor, "one", task=task)
     assert record.error is None and record.total_reward == 3.0 and record.metrics["m"] == 1.0
@@ -61,12 +71,49 @@ async def test_an_agent_elsewhere_gets_the_whole_task_and_is_trained(stage: Stag
     assert again.total_reward == 4.0
 
 
+@pytest.mark.parametrize(
+    ("outcome", "reward", "score"),
+    [
+        (np.float32(0.5), 0.5, 0.5),
+        (np.bool_(True), 1.0, 1.0),
+        ({"reward": np.array(2), "score": np.float32(0.25), "metrics": {"m": np.int64(3), "nan": np.nan}}, 2.0, 0.25),
+        ({"score": np.float16(0.25), "metrics": {"m": np.int64(3)}}, None, None),
+        ({"reward": "2"}, None, None),
+    ],
+)
+async def test_an_outcome_is_the_same_from_here_and_from_elsewhere(
+    stage: Stage, serve: ServeAgent, outcome: Any, reward: float | None, score: float | None
+) -> None:
+    async def run(task: Task, client: Any) -> Any:
+        await answer(task, client)
+        return outcome
+
+    for executor in (FunctionExecutor(run), RemoteAgentExecutor(await serve(agent_app(run)))):
+        record = await stage.played(executor, "one")
+        assert record.error is None and (record.total_reward, record.score) == (reward, score)
+        assert not isinstance(outcome, dict) or record.metrics == ({"m": 3.0} if "metrics" in outcome else {})
+
+
 async def test_the_client_is_the_one_that_is_annotated(stage: Stage, serve: ServeAgent) -> None:
     async def run(task: Task, client: AsyncAnthropic) -> Any:
         await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
         return 1.0
 
     assert (await stage.played(RemoteAgentExecutor(await serve(agent_app(run))), "one")).total_reward == 1.0
+
+
+async def test_a_proxy_of_the_environment_does_not_stand_between(
+    stage: Stage, serve: ServeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+
+    async def by_anthropic(task: Task, client: AsyncAnthropic) -> float:
+        await client.messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
+        return 1.0
+
+    for executor in (FunctionExecutor(answer), FunctionExecutor(by_anthropic)):
+        record = await stage.played(executor, "one")
+        assert record.error is None and stage.trained(record) == ["one"]
 
 
 async def test_what_the_agent_raises_is_its_own_fault(stage: Stage, serve: ServeAgent) -> None:
@@ -166,7 +213,7 @@ async def test_an_episode_that_is_over_time_is_cancelled_there_too(stage: Stage,
 
     executor = RemoteAgentExecutor(await serve(agent_app(run)))
     record = await stage.played(executor, limits=Limits(episode_timeout_s=0.3))
-    assert record.error is not None and "episode_timeout_s" in str(record.error)
+    assert isinstance(record.error, AgentError) and "episode_timeout_s" in str(record.error)
     await until(ended.is_set)
 
 
