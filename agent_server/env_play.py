@@ -65,7 +65,7 @@ class PlayedSession:
         options = request.options if given is None else {**request.options, "task": given}
         await self.env.__aenter__()
         self._entered = True
-        observation, info = await self.env.reset(request.seed, options)
+        observation, info = await self.env.reset(request.seed, options, busy_s=0.0)
         reply = {
             "observation": await self._form(observation),
             "info": info,

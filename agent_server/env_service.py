@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from agentrl import wire
 from agentrl.env_calls import CallTimeoutError
-from agentrl.errors import AgentRLError, DataError, error_class
+from agentrl.errors import AgentRLError, BusyError, DataError, error_class
 from agentrl.schemas import OpenSession, StepRequest
 
 from .env_offer import SPLITS, Offer
@@ -141,6 +141,8 @@ class EnvService:
         return body if task is None else body[:-1] + b',"task":' + wire.dump(task, nan=True) + b"}"
 
     def _failed(self, offer: Offer, error: AgentRLError) -> None:
+        if isinstance(error, BusyError):  # nothing failed: who asked waits
+            return
         kind = error_class(error)
         self._errors.labels(offer.name, kind).inc()
         log.warning("%s", error, exc_info=error.__cause__)

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -25,7 +26,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentrl.env_calls import CallTimeoutError
-from agentrl.errors import AgentRLError, DataError, error_class
+from agentrl.errors import AgentRLError, BusyError, DataError, error_class
 from agentrl.json_bounds import DEPTH, TOKENS, json_fault
 from agentrl.schemas import ErrorReply
 
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 KINDS = {400: "BadRequest", 401: "Unauthorized", 404: "NotFound", 405: "MethodNotAllowed", 413: "TooLarge"}
 
+READERS = 2
 READ_HERE = 2**18
 """Bytes; a larger body is read on a thread, as it takes time that others wait."""
 ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
@@ -73,8 +75,10 @@ class ApiError(Exception):
 
 def as_api_error(error: AgentRLError) -> ApiError:
     """Whose fault it was, as a status: 504 a call of the env that took too long, 500 what the env raised, 503 a service
-    under it, 422 what the client sent.
+    under it, 429 one without a free place, 422 what the client sent.
     """
+    if isinstance(error, BusyError):
+        return ApiError(429, str(error), kind="Full", retryable=True, retry_after_s=1)
     status = 503 if error.retryable else 422 if isinstance(error, DataError) else 500
     if isinstance(error.__cause__, CallTimeoutError):
         status = 504
@@ -153,9 +157,10 @@ async def read_json(request: Request) -> Any:
         body = await request.body()
     except ClientDisconnect:
         raise ApiError(400, "the client left before it had sent the body") from None
+    state = request.app.state
     if len(body) <= READ_HERE:
-        return parse_json(body, request.app.state.bounds)
-    return await asyncio.to_thread(parse_json, body, request.app.state.bounds)
+        return parse_json(body, state.bounds)
+    return await asyncio.get_running_loop().run_in_executor(state.readers, parse_json, body, state.bounds)
 
 
 def validated(model: type[Model], value: Any) -> Model:
@@ -295,12 +300,14 @@ def make_app(
 ) -> FastAPI:
     """An app with the guard, errors in one shape, `/health`, `/metrics` and `/openapi.json`.
 
-    `app.state.bounds` and `app.state.registry` (Prometheus) are for its routes; `options` go to FastAPI.
+    `app.state.bounds`, `app.state.registry` (Prometheus) and `app.state.readers` (threads on which requests are read, and
+    nothing that could wait for one) are for its routes; `options` go to FastAPI.
     """
     app = FastAPI(title=title, docs_url=None, redoc_url=None, redirect_slashes=False, **options)
     registry = CollectorRegistry()
     requests = Counter("agentrl_http_requests", "Answers by status", ["status"], registry=registry)
     app.state.bounds, app.state.registry, app.state.schemas = bounds, registry, {}
+    app.state.readers = ThreadPoolExecutor(READERS, "request reader")
     app.add_middleware(Guard, authorize=authorize, bounds=bounds, render=render, requests=requests)
     _answer_errors(app, render)
     _describe(app)

@@ -70,7 +70,7 @@ async def _body(request: Request, session: PolicySession) -> dict[str, Any]:
         raise BodyError(error.status, str(error)) from error
     if not isinstance(body, dict):
         raise BodyError(400, "the body must be a JSON object")
-    await session.look(picture_urls(body))
+    await session.look(picture_urls(body), request.app.state.readers)
     return body
 
 
@@ -174,7 +174,7 @@ def _add_rollout(app: FastAPI, desk: Desk) -> None:
     async def reward(request: Request) -> Response:
         session = desk.find(_headers(request))
         posted = RewardRequest.model_validate(await _body(request, session)).model_dump(exclude_unset=True)
-        session.post_reward(posted, request.headers.get("idempotency-key"))
+        session.post_reward(posted, request.headers.get("idempotency-key"), retried=_retried(request))
         return JSONResponse({"ok": True})
 
     async def end(request: Request) -> Response:

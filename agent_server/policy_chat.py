@@ -12,7 +12,7 @@ from agentrl.policy_call import Call, Turn
 from agentrl.policy_session import PolicySession
 
 from .policy_errors import Fault
-from .policy_exchange import Exchange, chat_message, event, pieces, sampled_tokens, stop_strings
+from .policy_exchange import Exchange, chat_message, event, pieces, refuse, sampled_tokens, stop_strings
 
 MOST_SAMPLES = 128
 
@@ -25,6 +25,7 @@ class ChatRequest(BaseModel):
     model: str = ""
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
+    functions: Any = None
     tool_choice: Any = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -58,6 +59,7 @@ class ChatExchange(Exchange):
     def __init__(self, body: dict[str, Any], session: PolicySession, model: str) -> None:
         super().__init__("chatcmpl-")
         request = ChatRequest.model_validate(body)
+        refuse(functions=request.functions)
         self.request = request
         self.model = request.model or model
         self.stream = bool(request.stream)

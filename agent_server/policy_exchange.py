@@ -180,6 +180,15 @@ def tool_call(call_id: Any, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": function}
 
 
+def refuse(**unheeded: Any) -> None:
+    """Raises BadAskError for a field that is there and cannot be left out of account: it says what the model is shown."""
+    for name, value in unheeded.items():
+        if value:
+            raise BadAskError(
+                f"{name} is not served: the messages and tools of a request say all that the model is shown"
+            )
+
+
 def stop_strings(stop: Any) -> tuple[str, ...]:
     """Stop strings of a request; empty ones stop nothing."""
     given = [stop] if isinstance(stop, str) else stop or []

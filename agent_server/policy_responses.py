@@ -15,7 +15,7 @@ from agentrl.policy_session import PolicySession
 
 from .policy_chat import function_tool
 from .policy_errors import Fault
-from .policy_exchange import Exchange, chat_message, event, pieces, sampled_tokens, tool_call
+from .policy_exchange import Exchange, chat_message, event, pieces, refuse, sampled_tokens, tool_call
 
 
 class ResponsesRequest(BaseModel):
@@ -27,6 +27,8 @@ class ResponsesRequest(BaseModel):
     input: str | list[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
     previous_response_id: str | None = None
+    conversation: Any = None
+    prompt: Any = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     max_output_tokens: int | None = Field(None, ge=1)
@@ -35,6 +37,7 @@ class ResponsesRequest(BaseModel):
     top_p: float | None = None
     text: dict[str, Any] | None = None
     background: bool | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class ResponsesExchange(Exchange):
@@ -47,6 +50,7 @@ class ResponsesExchange(Exchange):
     def __init__(self, body: dict[str, Any], session: PolicySession, model: str) -> None:
         super().__init__("resp_")
         request = ResponsesRequest.model_validate(body)
+        refuse(conversation=request.conversation, prompt=request.prompt)
         if request.background:
             raise BadAskError("background responses are not served")
         self.request = request
@@ -110,7 +114,7 @@ class ResponsesExchange(Exchange):
             "incomplete_details": None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
-            "metadata": {},
+            "metadata": request.metadata or {},
             "model": self.model,
             "output": [],
             "parallel_tool_calls": True,

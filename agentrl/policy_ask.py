@@ -73,11 +73,13 @@ def _digest(link: bytes, key: Any) -> bytes:
 
 def message_key(message: Message) -> list[Any]:
     """What makes two messages the same: role, text joined with None as '', pictures, tool calls with their arguments as JSON
-    values, and reasoning only where there is some.
+    values, reasoning only where there is some, and the name of whoever is not the policy, which has none.
     """
     calls = [_call_key(call) for call in message.get("tool_calls") or ()]
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    return [message["role"], _content_key(message.get("content")), calls, message.get("tool_call_id") or "", reasoning]
+    named = {} if message["role"] == "assistant" else {"name": message.get("name")}
+    spoken = [message["role"], _content_key(message.get("content")), calls]
+    return [*spoken, message.get("tool_call_id") or "", reasoning, named.get("name") or ""]
 
 
 def _content_key(content: Any) -> list[Any]:

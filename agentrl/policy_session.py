@@ -14,6 +14,7 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -90,6 +91,7 @@ class PolicySession:
         self._had: list[Turn] = []
         self._ending = asyncio.Lock()
         self._posted: set[str] = set()
+        self._posting: tuple[Turn, str] | None = None
         self._turns = 0
         self._call_ids = 0
 
@@ -222,11 +224,14 @@ class PolicySession:
         slots = [(sha, start - prompt.kept, n) for sha, start, n in prompt.slots if start >= prompt.kept]
         return self.record.add(turn.node, "observation", prompt.token_ids[prompt.kept :], slots)
 
-    async def look(self, data_urls: Iterable[str]) -> None:
-        """Decode pictures on a thread, for `picture` to find."""
+    async def look(self, data_urls: Iterable[str], threads: Executor) -> None:
+        """Decode pictures on a thread, for `picture` to find. The event loop's own threads may all be waiting for this: agents
+        run there.
+        """
         urls = [url for url in data_urls if url.startswith(DATA)]
         if urls:
-            self._pictures.update(await asyncio.to_thread(_decoded, urls, frozenset(self._pictures)))
+            loop, known = asyncio.get_running_loop(), frozenset(self._pictures)
+            self._pictures.update(await loop.run_in_executor(threads, _decoded, urls, known))
 
     def picture(self, data_url: str) -> Image:
         """The picture of a data URL, decoded once however often a conversation repeats it. Raises BadAskError."""
@@ -338,15 +343,18 @@ class PolicySession:
 
     # ------------------------------------------------------------------ the verdict and the end
 
-    def post_reward(self, posted: Mapping[str, Any], key: str | None = None) -> None:
+    def post_reward(self, posted: Mapping[str, Any], key: str | None = None, *, retried: bool = False) -> None:
         """An agent's own reward, for the last reply before it; several add up. A reward that is there but no finite number is
-        no verdict. Raises BadAskError when nothing has been sampled yet, SessionEndedError after the end.
+        no verdict. What was posted is not posted again by a retry, of the same `key` or of the same words in the same place.
+        Raises BadAskError when nothing has been sampled yet, SessionEndedError after the end.
         """
         self.refuse_ended()
-        if key is not None and key in self._posted:
-            return
         if self._last is None:
             raise BadAskError("a reward belongs to the turn before it, and there is none yet")
+        posting = (self._last, fingerprint(posted, ""))
+        if (key is not None and key in self._posted) or (retried and posting == self._posting):
+            return
+        self._posting = posting
         if "reward" in posted:
             reward, before = number(posted["reward"]), self._last.node.reward
             self._last.node.reward = math.nan if reward is None else reward + (before or 0.0)
@@ -464,5 +472,5 @@ def _retrieve(task: asyncio.Task[Any]) -> None:
 
 
 def fingerprint(body: Mapping[str, Any], route: str) -> str:
-    """Equal for equal requests."""
-    return route + json.dumps(body, sort_keys=True)
+    """Equal for equal requests, and short: a rollout keeps those of all its requests, which hold its pictures again and again."""
+    return hashlib.blake2b((route + json.dumps(body, sort_keys=True)).encode()).hexdigest()

@@ -8,6 +8,7 @@ Its own system prompt of ten thousand characters would not fit a tiny model, so 
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from agentrl.agent_server import agent_app
@@ -17,6 +18,8 @@ from openai import AsyncOpenAI
 from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool
 
 from agentrl import Task
+
+THREADS = ThreadPoolExecutor(256, "agent")  # asyncio's own pool has a handful
 
 
 @tool
@@ -34,7 +37,7 @@ async def run(task: Task, client: AsyncOpenAI) -> dict[str, Any]:
     model = OpenAIModel("policy", api_base=str(client.base_url), api_key=client.api_key)
     agent = ToolCallingAgent([calculator], model, max_steps=3, verbosity_level=LogLevel.OFF)
     agent.prompt_templates["system_prompt"] = "Call final_answer with the result."
-    answer = await asyncio.to_thread(agent.run, str(task.prompt))
+    answer = await asyncio.get_running_loop().run_in_executor(THREADS, agent.run, str(task.prompt))
     return {"reward": float(last_number(str(answer)) == task.label)}
 
 

@@ -14,6 +14,8 @@ import psutil
 import pytest
 from agentrl.agent_server.env_service import EnvLimits
 
+from agentrl.errors import BusyError
+
 from .serving import Caller, Counting, Pictures, serving, until
 
 
@@ -253,6 +255,21 @@ async def test_a_full_server_says_when_to_come_back() -> None:
             assert (await refused.json())["error"]["retryable"]
         await server.call("DELETE", f"/v1/sessions/{sessions[0]}")
         await server.open()
+
+
+async def test_an_env_without_a_free_place_is_full_too() -> None:
+    class Crowded(Counting):
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+            if seed:
+                raise BusyError("no browser is free")
+            return super().reset(seed=seed, options=options)
+
+    async with serving(envs={"crowded": Crowded}) as server:
+        asked = {"env": "crowded", "seed": 1, "idempotency_key": "k"}
+        for _ in range(2):
+            async with server.http.post("/v1/sessions", json=asked) as refused:
+                assert refused.status == 429 and "Retry-After" in refused.headers
+        await server.open("crowded")
 
 
 async def test_a_lease_runs_out_but_not_during_a_call() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from agentrl.agent_server.connection import STATE
 from agentrl.agent_server.http import Bounds, bearer, json_response, make_app, read_json
 from agentrl.agent_server.listen import bind, check_bind, listening, read_token
 from fastapi import Request, Response, WebSocket
@@ -106,6 +108,23 @@ async def test_a_body_has_a_bound_whether_its_length_is_said_or_not(url: str) ->
                 assert await error(response) == (413, "TooLarge")
         async with client.post("/echo", data=b"[" + b"1," * 400 + b"1]") as response:
             assert response.status == 200
+
+
+async def test_small_answers_are_not_held_back() -> None:
+    """Nagle's algorithm is off on the connections of a listener that is made here."""
+    app = echo_app(None)
+
+    @app.get("/nodelay")
+    async def nodelay(request: Request) -> bool:
+        transport = request.scope["state"][STATE]._protocol.transport
+        return bool(transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    async with (
+        listening(app, bind("127.0.0.1", 0)) as url,
+        aiohttp.ClientSession() as http,
+        http.get(f"{url}/nodelay") as response,
+    ):
+        assert await response.json() is True
 
 
 async def test_without_a_token_no_web_page_may_ask() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
+from agentrl.agent_server.http import READ_HERE
 from PIL import Image as PILImage
 
 from agentrl import AgentError, EngineError, Limits, Task
@@ -274,6 +277,19 @@ async def test_other_sampling_is_overruled_or_refused(stage: Stage, sampling: An
         assert stage.engine.requests[0].sampling.temperature == 1.0
 
 
+async def test_what_the_model_would_have_to_be_shown_from_elsewhere_is_refused(stage: Stage) -> None:
+    async def run(task: Task, client: openai.AsyncOpenAI) -> Any:
+        response = await client.responses.create(model="m", input=HI, metadata={"run": "7"})
+        assert response.metadata == {"run": "7"}
+        for asked in ({"conversation": "conv_1"}, {"prompt": {"id": "pmpt_1"}}):
+            with pytest.raises(openai.BadRequestError, match=f"{next(iter(asked))} is not served"):
+                await client.responses.create(model="m", input=HI, **asked)  # type: ignore[call-overload]
+        with pytest.raises(openai.BadRequestError, match="functions is not served"):
+            await client.chat.completions.create(model="m", messages=HI, functions=[{"name": "f"}])
+
+    await stage.play(run, "one")
+
+
 async def test_models_and_tokens_are_told(stage: Stage) -> None:
     async def run(task: Task, client: openai.AsyncOpenAI) -> Any:
         (model,) = [model async for model in client.models.list()]
@@ -313,3 +329,24 @@ async def test_pictures_are_read_off_the_event_loop_and_huge_ones_not_at_all(
     monkeypatch.setattr("agentrl.policy_session._decoded", decoded)
     record = await vision_stage.play(run, "one")
     assert vision_stage.trained(record) == ["one"] and threads and threading.get_ident() not in threads
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_agents_on_all_threads_of_the_event_loop_are_answered(vision_stage: Stage, large: bool) -> None:
+    """A picture and a large body are read on threads too."""
+    buffer = io.BytesIO()
+    PILImage.new("RGB", (4, 4), "red").save(buffer, format="PNG")
+    url = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    content: Any = [{"type": "image_url", "image_url": {"url": url}}]
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+
+    def blocking(base_url: str, key: str) -> None:
+        with openai.OpenAI(base_url=base_url, api_key=key, timeout=10, max_retries=0) as client:
+            unread = {"extra_body": {"unread": "x" * READ_HERE}} if large else {}
+            messages: Any = HI if large else [{"role": "user", "content": content}]
+            client.chat.completions.create(model="m", messages=messages, **unread)
+
+    async def run(task: Task, client: openai.AsyncOpenAI) -> Any:
+        await asyncio.to_thread(blocking, str(client.base_url), client.api_key)
+
+    assert vision_stage.trained(await vision_stage.play(run, "one")) == ["one"]

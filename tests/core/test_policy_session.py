@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agentrl import Limits, Renderer, Reply, RolloutContext, Sampling, ScriptedEngine, Task, Trajectory
 from agentrl.policy_ask import Ask, BadAskError, ContextLengthError, SessionEndedError, chain
 from agentrl.policy_call import Call, Turn
-from agentrl.policy_session import PolicySession
+from agentrl.policy_session import PolicySession, fingerprint
 from agentrl.reward import Verdict
 
 from .sampled import END, TOKENIZER, Sample, logprobs_of, sample_number, spelled, trained_samples
@@ -350,6 +350,17 @@ async def test_rewards_go_to_the_turn_before_them_and_add_up() -> None:
     assert rollout.record.total_reward == 2.0
 
 
+async def test_a_reward_that_is_posted_again_by_a_retry_counts_once() -> None:
+    rollout = Rollout(str)
+    await rollout.turn(user("1"))
+    for retried in (False, True, True, False):
+        rollout.session.post_reward({"reward": 1.0}, retried=retried)
+    rollout.session.post_reward({"reward": 0.5}, retried=True)
+    await rollout.turn(user("2"))
+    rollout.session.post_reward({"reward": 0.5}, retried=True)
+    assert [row.rewards.sum() for row in rollout.record.rows()] == [2.5, 0.5]
+
+
 @pytest.mark.parametrize("reward", [None, math.nan, math.inf, "0.5", [1], 10**400])
 async def test_a_posted_reward_that_is_no_number_is_no_verdict(reward: Any) -> None:
     rollout = Rollout("a".__getitem__)
@@ -373,6 +384,13 @@ async def test_after_the_end_everything_is_refused_and_what_ran_is_cancelled() -
     assert rollout.record.metrics["policy/after_end"] == 2
 
 
+def test_what_stands_for_a_request_is_short_and_the_same_for_the_same_request() -> None:
+    body = {"messages": [user("x" * 10**5)], "n": 1}
+    assert fingerprint(body, "/a") == fingerprint(dict(reversed(body.items())), "/a")
+    assert len({fingerprint(body, "/a"), fingerprint(body, "/b"), fingerprint({**body, "n": 2}, "/a")}) == 3
+    assert len(fingerprint(body, "/a")) < 200
+
+
 def test_the_chain_tells_conversations_apart() -> None:
     said: list[list[dict[str, Any]]] = [
         [user("a"), user("b")],
@@ -380,6 +398,7 @@ def test_the_chain_tells_conversations_apart() -> None:
         [{"role": "system", "content": "a"}, user("b")],
         [user("a"), {"role": "tool", "content": "b", "tool_call_id": "1"}],
         [user("a"), {"role": "tool", "content": "b", "tool_call_id": "2"}],
+        [user("a"), {**user("b"), "name": "someone"}],
     ]
     ends = {chain(messages, tools)[-1] for messages in said for tools in ((), (TOOL,))}
     assert len(ends) == 2 * len(said)
