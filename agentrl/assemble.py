@@ -36,12 +36,12 @@ LISTENS_S = 5.0
 class EnvSource:
     """An environment of a run, by default its first: its class or factory, and the options it was given.
 
-    `target` stands in for what the name would be resolved to.
+    `target` stands in for what the name would be resolved to; `patient` is for `resolve_env`.
     """
 
-    def __init__(self, config: Config, target: Any = None, name: str | None = None) -> None:
+    def __init__(self, config: Config, target: Any = None, name: str | None = None, *, patient: bool = False) -> None:
         self.name = config.env.name[0] if name is None else name
-        self.target = resolve_env(self.name, token_file=config.env.token_file) if target is None else target
+        self.target = resolve_env(self.name, config.env.token_file, patient=patient) if target is None else target
         self.options = parse_options(config.env.opt_of(self.name), "--env.opt")
         self._check_options()
 
@@ -110,23 +110,23 @@ def required_options(env: Any) -> set[str]:
     return {p.name for p in parameters if p.default is p.empty and p.kind not in kinds}
 
 
-def make_executor(config: Config, worker: int = 0) -> AgentExecutorBase:
+def make_executor(config: Config, worker: int = 0, *, patient: bool = False) -> AgentExecutorBase:
     """The executor of a run, in rollout worker `worker`: the user's own, an agent that talks HTTP, an env's turn loop, or a
-    single turn with reward functions.
+    single turn with reward functions. `patient`: in the middle of a run, an env server that is away is waited for.
     """
     if config.agent.name:
         return _agent_executor(config, worker)
     if config.env.name:
-        return _env_executor(config)
+        return _env_executor(config, patient)
     if config.reward.name:
         return _single_turn(config)
     raise ConfigError("Say what to train on: --env NAME, or --data.path FILE with --reward path.py:function.")
 
 
-def _env_executor(config: Config) -> AgentExecutorBase:
+def _env_executor(config: Config, patient: bool) -> AgentExecutorBase:
     played: dict[str, AgentExecutorBase] = {}
     for spec, label in config.env.labels.items():
-        source = EnvSource(config, name=spec)
+        source = EnvSource(config, name=spec, patient=patient)
         source.check_complete()
         played[label] = MultiTurnExecutor(source.make, label)
     return MixedExecutor(played) if len(played) > 1 else next(iter(played.values()))

@@ -140,13 +140,14 @@ def has_login(url: str) -> bool:
     return "@" in url.partition("://")[2].partition("/")[0]
 
 
-def resolve_env(spec: str, token_file: str | None = None) -> Any:
+def resolve_env(spec: str, token_file: str | None = None, *, patient: bool = False) -> Any:
     """The Env class or factory of `NAME`, `path/to/file.py:Class`, `gymnasium:ID` or `http://host:port/name`.
 
-    A server is asked what the env is like, with the token in `token_file`.
+    A server is asked what the env is like, with the token in `token_file`; `patient`: one that is away is waited for as
+    episodes wait for it, and then raises InfrastructureError.
     """
     if is_url(spec):
-        return lookup("env scheme", spec.partition(":")[0])(spec, token_file)
+        return lookup("env scheme", spec.partition(":")[0])(spec, token_file, patient)
     if spec.startswith("gymnasium:"):
         return GymnasiumId(spec.removeprefix("gymnasium:"))
     if ".py:" in spec:

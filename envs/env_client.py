@@ -31,6 +31,8 @@ PING_S = 20.0
 RESEND_S = 15.0
 PROBE_S = 5.0
 SHORTEST_TRY_S = 0.05
+TRIES = 3
+"""Of a call that the server says may be tried again."""
 NOT_OFFERED = (*range(100, 429), *range(430, 500), 501)
 Answer = tuple[int, dict[str, Any], float]
 """(status, reply, seconds to wait before another try)"""
@@ -67,6 +69,7 @@ class EnvClient:
         patience = self.patience if patience_s is None else patience_s
         loop = asyncio.get_running_loop()
         heard, longest = loop.time(), self.resend
+        failures = 0
         for pause in pauses():
             try:
                 async with asyncio.timeout(longest) as scope:
@@ -81,7 +84,8 @@ class EnvClient:
             else:
                 if status < 400:
                     return reply
-                if status != 429 and not _may_pass(name, status, reply):
+                failures += status >= 500
+                if status != 429 and not _may_pass(name, status, reply, failures):
                     raise refusal(status, reply)
                 if status == 429 and name == "create":
                     raise BusyError(f"env server {self.url}: all its sessions are taken (429)")
@@ -135,8 +139,6 @@ class EnvClient:
                 if error.status in NOT_OFFERED:
                     self._stream = False
                     return None
-                if error.status == 401:
-                    raise refusal(401, {}) from None
                 raise
             self._reader = asyncio.ensure_future(self._read(self._socket))
             return self._socket
@@ -212,11 +214,13 @@ def _answer(status: int, content: bytes, retry_after: str | None) -> Answer:
     return status, {}, after
 
 
-def _may_pass(name: str, status: int, reply: Mapping[str, Any]) -> bool:
-    """Whether another try may end otherwise: what a session has answered is recorded, and stays."""
+def _may_pass(name: str, status: int, reply: Mapping[str, Any], failures: int) -> bool:
+    """Whether another try may end otherwise, after that many failures. What a session has answered is recorded and stays; but
+    something in front of it may have answered, or an `open` that failed, of which nothing is kept.
+    """
     error = reply.get("error")
-    if name in ("envs", "tasks") and isinstance(error, dict) and error.get("retryable") is True:
-        return True
+    if isinstance(error, dict) and error.get("retryable") is True:
+        return name in ("envs", "tasks") or (status >= 500 and failures < TRIES)
     return status >= 500 and error is None
 
 

@@ -39,8 +39,8 @@ class RemoteEnv(Env):
     """The client of an env server; `url` ends in the env's name, which may be left out where only one is served.
 
     Infrastructure that fails raises InfrastructureError, also a session that the server has lost; what the env itself
-    raised is EnvError, as it is locally. `patience_s`: how long the server may be away within one call. A server without
-    a free session is waited for as long in `reset`, which then raises BusyError.
+    raised is EnvError, as it is locally. `patience_s`: how long the server may be away within one call, the constructor's
+    too. A server without a free session is waited for as long in `reset`, which then raises BusyError.
     """
 
     form: EnvForm
@@ -58,7 +58,7 @@ class RemoteEnv(Env):
         base, name = split_url(url)
         token = token if token is not None else read_token(token_file, "--env.token-file")
         link = Link(base, token, patience_s)
-        self._begin(describe(link, name), link, patience_s)
+        self._begin(describe(link, name, patient=True), link, patience_s)
 
     def _begin(self, form: EnvForm, link: Link, full_s: float) -> None:
         self.form, self.link, self.full_s = form, link, full_s
@@ -193,11 +193,13 @@ def split_url(url: str) -> tuple[str, str | None]:
     return (f"{scheme}://{host}", name) if host else (f"{scheme}://{rest}", None)
 
 
-def served(url: str, token_file: str | None = None) -> type[RemoteEnv]:
-    """The env class behind a URL: `--env http://…`. The server is asked once; all its envs in a process share a stream."""
+def served(url: str, token_file: str | None = None, patient: bool = False) -> type[RemoteEnv]:
+    """The env class behind a URL: `--env http://…`. The server is asked once, and waited for as `describe` says; all its envs
+    in a process share a stream.
+    """
     base, name = split_url(url)
     shared = Link(base, read_token(token_file, "--env.token-file"), PATIENCE_S)
-    found = describe(shared, name)
+    found = describe(shared, name, patient=patient)
 
     class Served(RemoteEnv):
         form: ClassVar[EnvForm] = found  # type: ignore[misc]

@@ -20,17 +20,21 @@ PAGE_BYTES = 2**20
 WAIT_FOR_SERVER_S = 5.0
 
 
-def describe(link: Link, name: str | None) -> EnvForm:
-    """The env of that name; without one the only env that is served. A server that does not listen yet is waited for.
+def describe(link: Link, name: str | None, *, patient: bool = False) -> EnvForm:
+    """The env of that name; without one the only env that is served. A server that does not listen yet is waited for:
+    WAIT_FOR_SERVER_S, or, `patient`, for as long as an episode waits for it.
 
-    Raises ConfigError that names the flag.
+    Raises ConfigError that names the flag; patient, InfrastructureError when the server stays away.
     """
+    wait_s = None if patient else WAIT_FOR_SERVER_S
     try:
-        reply = run_here(lambda: link.ask("envs", patience_s=WAIT_FOR_SERVER_S))
+        reply = run_here(lambda: link.ask("envs", patience_s=wait_s))
         forms = EnvsReply.model_validate(reply).envs
     except ConfigError:
         raise
     except AgentRLError as error:
+        if patient:
+            raise
         raise ConfigError(f"--env {link.url}: no env server answers there ({error}).") from error
     except ValidationError:
         raise ConfigError(f"--env {link.url} is no env server of this protocol.") from None

@@ -92,7 +92,7 @@ class WorkerPool:
             )
         except RayActorError as error:
             self._replace(index, worker, "died")
-            raise InfrastructureError(f"rollout worker {index} died: {str(error).splitlines()[0]}") from error
+            raise InfrastructureError(f"rollout worker {index} died: {_last_words(error)}") from error
         except RayTaskError as error:
             if isinstance(error.cause, AgentRLError):
                 raise error.cause from None
@@ -153,6 +153,12 @@ class WorkerPool:
         self._closed = True
         for worker in self._workers:
             ray.kill(worker)
+
+
+def _last_words(error: Any) -> str:
+    """Why an actor died, in one line; of one that did not start, what its constructor raised."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if error.actor_init_failed else lines[0]
 
 
 async def _awaited(reference: Any) -> Any:

@@ -84,7 +84,7 @@ class RolloutWorker(EpisodePlayer):
         super().__init__(
             spec.engines,
             make_renderer(spec.config, spec.model_path),
-            make_executor(spec.config, index),
+            make_executor(spec.config, index, patient=True),
             ImageStore(spec.image_dir),
             spec.config.env.shown or "data",
         )

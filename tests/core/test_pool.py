@@ -58,6 +58,24 @@ async def test_a_worker_that_does_not_answer_is_replaced(killed: list[Any]) -> N
     assert killed == [deaf] and pool.replaced == 1 and pool._workers[0] is not deaf
 
 
+async def test_a_worker_that_does_not_start_says_why(killed: list[Any]) -> None:
+    from ray.exceptions import ActorDiedError, RayTaskError
+
+    pool, why = make_pool(), "agentrl.errors.InfrastructureError: env server http://h:1: no answer to envs in 45 s"
+    trace = f"ray::RolloutWorker.__init__()\n  File x\n{why}"
+    failure = ActorDiedError(RayTaskError("__init__", trace, InfrastructureError(""), pid=1, ip="", proctitle=""))
+
+    def remote(order: Any) -> Any:
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_exception(failure)
+        return answer
+
+    pool._workers[0].remote = remote
+    with pytest.raises(InfrastructureError, match=f"rollout worker 0 died: {why}$"):
+        await pool.play(ORDER)
+    assert pool.replaced == 1
+
+
 async def test_a_full_object_store_is_no_fault_of_the_worker(killed: list[Any]) -> None:
     """On the way to the worker and on the way back; the cause is named and the episode may be played again."""
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError, RayTaskError

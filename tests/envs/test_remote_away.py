@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,19 +13,22 @@ from typing import Any
 import pytest
 from agentrl.agent_server.env_app import env_app
 from agentrl.agent_server.env_offer import Offer
-from agentrl.agent_server.env_service import EnvLimits
+from agentrl.agent_server.env_service import EnvLimits, EnvService
 from agentrl.agent_server.http import ApiError, Bounds
 from agentrl.agent_server.listen import bind, listening
 from agentrl.envs.env_client import EnvClient, Link
 from agentrl.envs.remote import RemoteEnv, served
 
-from agentrl import Action, Env, EnvError, InfrastructureError, Limits, Task, run_episode
+from agentrl import Action, ConfigError, Env, EnvError, InfrastructureError, Limits, Task, run_episode
+from agentrl.assemble import make_executor
+from agentrl.config import Config
 from agentrl.env_session import EnvSession
 from agentrl.errors import BusyError
 from agentrl.task_list import NotReadYet, without_waiting
 
 from ..agent_server.conftest import Stage
 from ..agent_server.serving import until
+from ..background import serving_envs
 from ..core.test_loop import make_loop
 
 TASKS = 84
@@ -77,6 +82,59 @@ async def test_a_run_waits_for_the_tasks_of_a_server_that_is_away(tmp_path: Path
         assert (await asyncio.to_thread(lambda: env.tasks("train")[-1])).id == str(TASKS - 1)  # type: ignore[index]
     assert [len(rows) for rows in trainer.batches] == [36] * (TASKS // 12)
     assert refusals < 0
+
+
+def test_what_begins_in_mid_run_waits_for_a_server_that_is_away(monkeypatch: Any) -> None:
+    """A worker process that replaces another asks what the env is like, and so does a `RemoteEnv` of the user's own."""
+    monkeypatch.setattr("agentrl.envs.remote_tasks.WAIT_FOR_SERVER_S", 0.1)
+    with serving_envs({"slow": Slow}) as url:
+        port = int(url.rpartition(":")[2])
+    config = Config.model_validate({"env": {"name": [f"{url}/slow"]}})
+    with pytest.raises(ConfigError, match="no env server answers"):
+        make_executor(config)
+    with ThreadPoolExecutor(2) as threads:
+        worker = threads.submit(make_executor, config, patient=True)
+        own = threads.submit(RemoteEnv, url)
+        time.sleep(0.5)
+        with serving_envs({"slow": Slow}, port=port):
+            assert (worker.result().name, own.result().max_turns) == (f"{url}/slow", 1)
+    with pytest.raises(InfrastructureError, match=f"env server {url}: no answer to envs in 0.2 s"):
+        RemoteEnv(url, patience_s=0.2)
+
+
+@pytest.mark.parametrize("transport", ["stream", "http"])
+async def test_a_failure_that_may_pass_is_tried_again_a_few_times(transport: str, monkeypatch: Any) -> None:
+    failures, begin, opened = 2, EnvService.begin_step, EnvService.open
+
+    def fails() -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise ApiError(503, "busy", retryable=True)
+
+    def step(self: Any, *asked: Any) -> Any:
+        fails()
+        return begin(self, *asked)
+
+    async def open_session(self: Any, *asked: Any) -> Any:
+        fails()
+        return await opened(self, *asked)
+
+    monkeypatch.setattr(EnvService, "begin_step", step)
+    monkeypatch.setattr(EnvService, "open", open_session)
+    async with listening(env_app({"slow": Slow}), bind("127.0.0.1", 0)) as url:
+        env = await asyncio.to_thread(RemoteEnv, url)
+        client = env.link.take()
+        client._stream = transport == "stream"
+        await env.reset(seed=0)
+        failures = 2
+        assert (await env.step(Action("a")))[1] == 1.0
+        failures = 10
+        with pytest.raises(InfrastructureError, match="busy"):
+            await env.reset(seed=0)
+        assert failures == 7
+        await env.close()
+        await env.link.give_back(client)
 
 
 async def test_a_reset_that_is_given_up_leaves_no_session() -> None:
