@@ -8,6 +8,7 @@ A failure is nobody's verdict: the episode is repeated.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
@@ -22,7 +23,8 @@ from .env import Task
 from .errors import ConfigError, EnvError, InfrastructureError
 from .schemas import RewardReply
 
-ATTEMPTS = 6
+PATIENCE_S = 45.0
+"""How long all servers of a reward may fail, as long as an env server."""
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 TIMEOUT_S = 600.0
@@ -90,8 +92,8 @@ class RewardServers:
             await self._give_back()
 
     async def _ask(self, http: aiohttp.ClientSession, body: bytes) -> Any:
-        wait, what = BACKOFF_S, ""
-        for attempt in range(ATTEMPTS):
+        until, wait = time.monotonic() + PATIENCE_S, BACKOFF_S
+        for attempt in itertools.count(1):
             url = min(self.urls, key=lambda one: (self._resting(one), self._open[one]))
             self._open[url] += 1
             try:
@@ -106,10 +108,13 @@ class RewardServers:
             if status:
                 what = _refused(url, status, reply)
             self._rest(url, after)
-            if attempt + 1 < ATTEMPTS and (attempt + 1) % len(self.urls) == 0:
-                await asyncio.sleep(max(after, wait))
+            if attempt % len(self.urls) == 0:
+                pause = max(after, wait)
+                if time.monotonic() + pause > until:
+                    raise InfrastructureError(f"no reward server answers: {what}")
+                await asyncio.sleep(pause)
                 wait = min(2 * wait, MAX_BACKOFF_S)
-        raise InfrastructureError(f"no reward server answers: {what}")
+        raise AssertionError("there is always another attempt")
 
     def _resting(self, url: str) -> float:
         """Seconds until a server may be asked; one that failed last time is asked one question at a time."""

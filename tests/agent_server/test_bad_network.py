@@ -104,7 +104,6 @@ async def test_every_episode_is_played_by_one_agent_and_counted_once(monkeypatch
 
 async def test_every_completion_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.reward_client.TIMEOUT_S", 0.5)
-    monkeypatch.setattr("agentrl.reward_client.ATTEMPTS", 30)
 
     async def length(completion: str) -> float:
         return float(len(completion))

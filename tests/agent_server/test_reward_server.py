@@ -160,6 +160,7 @@ async def test_the_client() -> None:
 
 async def test_servers_share_the_work_and_stand_in_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentrl.reward_client.MAX_BACKOFF_S", 0.1)
+    monkeypatch.setattr("agentrl.reward_client.PATIENCE_S", 1.0)
     counts = [0, 0]
 
     def counted(which: int) -> Any:
@@ -180,6 +181,10 @@ async def test_servers_share_the_work_and_stand_in_for_each_other(monkeypatch: p
         assert counts == [15, 5]
     with pytest.raises(InfrastructureError, match="no reward server answers"):
         await ask("p", "c", None)
+    waiting = asyncio.ensure_future(ask("p", "c", None))
+    await asyncio.sleep(0.6)
+    async with serving(counted(0), port=int(one.rpartition(":")[2])):
+        assert (await waiting)["reward"] == 1.0
 
 
 async def test_a_server_that_was_full_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
