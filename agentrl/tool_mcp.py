@@ -44,12 +44,12 @@ class McpSchema:
 
     def validate(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The names are checked here, values by the server. Raises ArgumentsError."""
-        known = self.parameters.get("properties", {})
+        known = self.parameters.get("properties")
         missing = [name for name in self.parameters.get("required", ()) if name not in arguments]
-        unknown = [name for name in arguments if name not in known]
+        unknown = [name for name in arguments if known is not None and name not in known]
         problems = [f"{name} is missing" for name in missing]
         if not self.parameters.get("additionalProperties", False):
-            problems += [f"there is no {name}.{suggest(name, known)}" for name in unknown]
+            problems += [f"there is no {name}.{suggest(name, known or ())}" for name in unknown]
         if problems:
             raise ArgumentsError("; ".join(problems[:3]))
         return dict(arguments)

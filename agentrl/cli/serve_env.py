@@ -37,7 +37,7 @@ def main(argv: list[str]) -> int:
         if not value > 0:
             raise ConfigError(f"--{flag} must be above 0.")
     limits = EnvLimits(options.max_sessions, options.lease, options.call_timeout)
-    sources = [_source(name, options.opt) for name in options.names]
+    sources = _sources(options.names, options.opt)
     names = [source.name for source in sources]
     if len(set(names)) < len(names):
         raise ConfigError(f"two environments would have one name: {', '.join(names)}.")
@@ -50,8 +50,12 @@ def main(argv: list[str]) -> int:
     return listen(app, options)
 
 
-def _source(spec: str, opt: list[str]) -> EnvSource:
-    """The env under the name it has in URLs: without its file or scheme."""
-    source = EnvSource(Config.model_validate({"env": {"name": spec, "opt": opt}}))
-    source.name = spec.rpartition(":")[2].replace("/", "-")
-    return source
+def _sources(specs: list[str], opt: list[str]) -> list[EnvSource]:
+    """Each env under the name it has in URLs: without its file or scheme."""
+    config = Config.model_validate({"env": {"name": specs, "opt": opt}})
+    if strays := config.env.strays():
+        raise ConfigError(f"--env.opt {strays[0]}: no environment of that name is served here.")
+    sources = [EnvSource(config, name=spec) for spec in specs]
+    for source in sources:
+        source.name = source.name.rpartition(":")[2].replace("/", "-")
+    return sources

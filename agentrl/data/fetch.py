@@ -20,6 +20,7 @@ MAX_BYTES = 20_000_000
 TIMEOUT_S = 20.0
 MAX_REDIRECTS = 3
 PORTS = {"http": 80, "https": 443}
+TRANSLATED = tuple(map(ipaddress.IPv6Network, ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96")))
 
 
 def fetch(url: str) -> bytes:
@@ -87,10 +88,22 @@ def _tls() -> ssl.SSLContext:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address is one of the open internet."""
+    """Whether an IP address is one of the open internet; one that holds an IPv4 address is where that one is."""
     ip = ipaddress.ip_address(address.partition("%")[0])
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return (mapped or ip).is_global and not (mapped or ip).is_multicast
+    if isinstance(ip, ipaddress.IPv6Address):
+        held = ip.ipv4_mapped or ip.sixtofour or _last_32_bits(ip)
+        if held is not None:
+            return is_public(str(held))
+        if ip.is_site_local:
+            return False
+    return ip.is_global and not ip.is_multicast
+
+
+def _last_32_bits(ip: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    """The IPv4 address that translators find in one of their own (RFC 4291 2.5.5.1, RFC 2765, RFC 6052)."""
+    if not any(ip in network for network in TRANSLATED):
+        return None
+    return ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
 
 
 def _read(response: http.client.HTTPResponse, url: str, deadline: float) -> bytes:

@@ -17,6 +17,8 @@ from agentrl.agent_server.reward_app import reward_app
 from agentrl.envs.calculator_math import CalculatorMath
 from agentrl.envs.screenshot_math import ScreenshotMath
 
+from agentrl.cli.serve_env import _sources
+
 from ..background import background, serving_envs
 from ..bad_network import restarting
 
@@ -108,6 +110,12 @@ def test_a_reward_server_that_is_not_there_is_known_at_once(agentrl, write, url:
         assert (said.code, message in said.err, "--reward" in said.err) == (2, True, True)
 
 
+def test_options_of_one_of_several_served_envs() -> None:
+    specs = ["calculator_math", "screenshot_math"]
+    options = [source.options for source in _sources(specs, ["screenshot_math:level=easy"])]
+    assert options == [{}, {"level": "easy"}]
+
+
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -118,6 +126,7 @@ def test_a_reward_server_that_is_not_there_is_known_at_once(agentrl, write, url:
         (["env", "calculator_math", "--lease", "0"], "--lease"),
         (["env", "calculator_math", "calculator_math"], "one name"),
         (["env", "calculator_math", "--env.opt", "nonsense=1"], "nonsense"),
+        (["env", "calculator_math", "screenshot_math", "--env.opt", "other:level=easy"], "other:level"),
         (["env", "broken.py:Broken"], "no display"),
         (["reward", "--fn", "broken.py:Broken"], "--fn"),
         (["reward", "--fn", "broken.py:none"], "no 'none'"),

@@ -78,6 +78,11 @@ def site() -> Iterator[str]:
         "fe80::1%eth0",
         "fd00::1",
         "::ffff:127.0.0.1",
+        "::127.0.0.1",
+        "::ffff:0:a00:1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:7f00:1::",
+        "fec0::1",
         "224.0.0.1",
     ],
 )
@@ -86,7 +91,7 @@ def test_addresses_that_are_not_public(address: str) -> None:
 
 
 def test_public_addresses() -> None:
-    assert is_public("8.8.8.8") and is_public("2001:4860:4860::8888")
+    assert is_public("8.8.8.8") and is_public("2001:4860:4860::8888") and is_public("64:ff9b::808:808")
 
 
 def test_a_private_address_is_never_asked(site: str, tmp_path: Path) -> None:
