@@ -26,6 +26,8 @@ class ChatRequest(BaseModel):
     messages: list[dict[str, Any]] = Field(min_length=1)
     tools: list[dict[str, Any]] | None = None
     functions: Any = None
+    web_search_options: Any = None
+    audio: Any = None
     tool_choice: Any = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
@@ -59,7 +61,7 @@ class ChatExchange(Exchange):
     def __init__(self, body: dict[str, Any], session: PolicySession, model: str) -> None:
         super().__init__("chatcmpl-")
         request = ChatRequest.model_validate(body)
-        refuse(functions=request.functions)
+        refuse(functions=request.functions, web_search_options=request.web_search_options, audio=request.audio)
         self.request = request
         self.model = request.model or model
         self.stream = bool(request.stream)

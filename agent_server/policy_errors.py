@@ -21,6 +21,10 @@ class UnknownKeyError(AgentRLError):
     """The request's key opens no rollout."""
 
 
+class UnknownThreadError(AgentRLError):
+    """The request continues a conversation that is not kept here. Anthropic's SDK then sends the whole of it."""
+
+
 class BodyError(AgentRLError):
     """The body is not what can be read: too large, no JSON, not an object. `status` is its HTTP status."""
 
@@ -31,7 +35,7 @@ class BodyError(AgentRLError):
 
 @dataclass(frozen=True)
 class Fault:
-    """An error as HTTP sees it; `code` is OpenAI's error.code, `kind` Anthropic's error.type."""
+    """An error as HTTP sees it; `code` is OpenAI's error.code and Anthropic's error_code, `kind` Anthropic's error.type."""
 
     status: int
     code: str
@@ -58,7 +62,8 @@ class Fault:
 
     def anthropic(self) -> dict[str, Any]:
         """Anthropic's form."""
-        return {"type": "error", "error": {"type": self.kind, "message": self.message, "code": self.code}}
+        error = {"type": self.kind, "message": self.message, "code": self.code, "details": {"error_code": self.code}}
+        return {"type": "error", "error": error}
 
 
 def fault_of(error: Exception) -> Fault:
@@ -66,6 +71,8 @@ def fault_of(error: Exception) -> Fault:
     message = str(error)
     if isinstance(error, UnknownKeyError):
         return Fault(401, "invalid_api_key", "authentication_error", message)
+    if isinstance(error, UnknownThreadError):
+        return Fault(404, "thread_not_found", "not_found_error", message)
     if isinstance(error, SessionEndedError):
         return Fault(410, "rollout_ended", "invalid_request_error", message)
     if isinstance(error, ContextLengthError):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -13,8 +13,15 @@ from agentrl.policy_call import Call, Turn
 from agentrl.policy_session import PolicySession
 
 from .policy_chat import function_tool
-from .policy_errors import Fault
-from .policy_exchange import Exchange, content_part, event, pieces, sampled_tokens, stop_strings, tool_call
+from .policy_errors import Fault, UnknownThreadError
+from .policy_exchange import Exchange, content_part, event, pieces, refuse, sampled_tokens, stop_strings, tool_call
+
+
+class Thread(BaseModel):
+    """A conversation that is kept here: begun, or continued from a reply by the new messages alone."""
+
+    type: Literal["create", "continue"]
+    previous_message_id: str = ""
 
 
 class MessagesRequest(BaseModel):
@@ -33,10 +40,15 @@ class MessagesRequest(BaseModel):
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = None
     top_k: int | None = None
+    output_config: dict[str, Any] | None = None
+    thread: Thread | None = None
+    mcp_servers: Any = None
+    compaction: Any = None
+    container: Any = None
 
 
 class MessagesExchange(Exchange):
-    """One message."""
+    """One message. The conversation of a thread is kept with the session."""
 
     @staticmethod
     def error_body(fault: Fault) -> dict[str, Any]:
@@ -45,20 +57,42 @@ class MessagesExchange(Exchange):
     def __init__(self, body: dict[str, Any], session: PolicySession, model: str) -> None:
         super().__init__("msg_")
         request = MessagesRequest.model_validate(body)
+        refuse(mcp_servers=request.mcp_servers, compaction=request.compaction, container=request.container)
+        self.session = session
+        self.threaded = request.thread is not None
+        earlier, tools = self._earlier(request)
         self.model = request.model or model
         self.stream = bool(request.stream)
         choice = (request.tool_choice or {}).get("type", "auto")
         wishes = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
         wishes["tool_choice"] = None if choice in ("auto", "none") else choice
+        wishes["response_format"] = (request.output_config or {}).get("format")
         self.ask = Ask(
-            messages=tuple(_conversation(request, session)),
-            tools=tuple(_tool(tool) for tool in request.tools or ()),
+            messages=(*earlier, *_conversation(request, session)),
+            tools=(*tools, *(_tool(tool) for tool in request.tools or ())),
             parse_calls=choice != "none",
             objects_only=True,
             max_tokens=request.max_tokens,
             stop=stop_strings(request.stop_sequences),
             wishes={name: value for name, value in wishes.items() if value is not None},
         )
+
+    def _earlier(self, request: MessagesRequest) -> tuple[Sequence[Message], Sequence[dict[str, Any]]]:
+        """What was said before in the request's thread, and the tools that it began with."""
+        if request.thread is None or request.thread.type == "create":
+            return (), ()
+        if request.system or request.tools:
+            raise BadAskError(
+                "system and tools are those that the thread began with: a request that continues it has none"
+            )
+        previous = request.thread.previous_message_id
+        if previous not in self.session.conversations:
+            raise UnknownThreadError(f"there is no thread with the message {previous[:80]!r} in this rollout")
+        return self.session.conversations[previous]
+
+    def delivered(self, turns: list[Turn]) -> None:
+        if self.threaded:
+            self.session.conversations[self.id] = (*self.ask.messages, turns[0].message), self.ask.tools
 
     def whole(self, call: Call, turns: list[Turn]) -> dict[str, Any]:
         (turn,) = turns

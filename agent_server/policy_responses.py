@@ -80,10 +80,10 @@ class ResponsesExchange(Exchange):
                 f"there is no response {previous[:80]!r} in this rollout (agentrl serve policy keeps none): "
                 "send the whole conversation as input"
             )
-        return list(self.session.conversations[previous])
+        return list(self.session.conversations[previous][0])
 
     def delivered(self, turns: list[Turn]) -> None:
-        self.session.conversations[self.id] = (*self.conversation, turns[0].message)
+        self.session.conversations[self.id] = (*self.conversation, turns[0].message), self.ask.tools
 
     def whole(self, call: Call, turns: list[Turn]) -> dict[str, Any]:
         (turn,) = turns

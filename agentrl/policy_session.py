@@ -62,7 +62,8 @@ class PolicySession:
 
     `failure` is what the engine last failed with, until it answers again (a request that it refused is the agent's fault); `exhausted` = the last thing that happened is a
     refusal for want of budget; `ended` = no request is answered any more, `over` = the record is complete. `record` holds every reply; one that was not delivered is in it as aborted. `conversations`
-    is for dialects in which a request names an earlier reply instead of repeating what was said.
+    is for dialects in which a request names an earlier reply instead of repeating what was said: by its name the messages up
+    to and with it, and the tools that were shown.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class PolicySession:
         self.over = False
         self.failure: AgentRLError | None = None
         self.exhausted = False
-        self.conversations: dict[str, tuple[Message, ...]] = {}
+        self.conversations: dict[str, tuple[tuple[Message, ...], tuple[dict[str, Any], ...]]] = {}
         ctx.gives_up = True
         self._warn = warn
         self._known: dict[bytes, Turn] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import anthropic
 import pytest
-from anthropic import AsyncAnthropic
+from anthropic import AsyncAnthropic, beta_async_tool
 from PIL import Image as PILImage
 
 from agentrl import Limits, Task
@@ -44,6 +44,44 @@ async def test_a_conversation_with_tools_is_one_row(stage: Stage, stream: bool) 
 
     record = await stage.play(run, f"Adding.{CALL}", "Two.")
     assert stage.trained(record) == [f"Adding.{CALL}|Two."] and record.total_reward == 1.0
+
+
+@beta_async_tool
+async def add(a: int) -> str:
+    """Adds."""
+    return str(a + 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_sdks_own_loop_sends_new_messages_alone_and_is_one_row(stage: Stage, stream: bool) -> None:
+    async def run(task: Task, client: AsyncAnthropic) -> Any:
+        options: Any = {"model": "m", "max_tokens": 99, "system": "Be brief.", "tools": [add], "stream": stream}
+        runner: Any = client.beta.messages.tool_runner(messages=HI, **options)
+        assert (await runner.until_done()).content[0].text == "Three."
+
+    record = await stage.play(run, f"Adding.{CALL}", f"Again.{CALL}", "Three.")
+    assert stage.trained(record) == [f"Adding.{CALL}|Again.{CALL}|Three."]
+    assert [message["role"] for message in record.messages].count("system") == 1
+
+
+async def test_a_thread_goes_on_from_a_reply_of_this_rollout(stage: Stage) -> None:
+    async def run(task: Task, client: AsyncAnthropic) -> Any:
+        ask: Any = client.beta.messages.create
+        first = await ask(model="m", max_tokens=9, messages=HI, thread={"type": "create"})
+        going_on = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "more"}]}
+        thread = {"type": "continue", "previous_message_id": first.id}
+        for _ in range(2):
+            await ask(**going_on, thread=thread)
+        with pytest.raises(anthropic.BadRequestError, match="began with"):
+            await ask(**going_on, system="Shout.", thread=thread)
+        with pytest.raises(anthropic.NotFoundError) as raised:
+            await ask(**going_on, thread={**thread, "previous_message_id": "msg_of_another"})
+        assert raised.value.error_code == "thread_not_found"
+        for asked in ({"mcp_servers": [{"type": "url", "url": "http://h", "name": "n"}]}, {"compaction": {}}):
+            with pytest.raises(anthropic.BadRequestError, match="is not served"):
+                await ask(**going_on, extra_body={**asked, "container": "c"})
+
+    assert sorted(stage.trained(await stage.play(run, "one", "two", "three"))) == ["one|two", "three"]
 
 
 async def test_calls_that_are_no_objects_are_text(stage: Stage) -> None:
@@ -110,6 +148,7 @@ async def test_errors_have_the_vendors_shape(stage: Stage) -> None:
         body: Any = raised.value.body
         assert body["type"] == "error" and body["error"]["type"] == "invalid_request_error"
         assert "context_length_exceeded" in body["error"]["message"]
+        assert raised.value.error_code == "context_length_exceeded"
 
     await stage.play(run, "one", limits=Limits(max_turns=1, max_new_tokens=50))
     with pytest.raises(anthropic.APIStatusError) as late:

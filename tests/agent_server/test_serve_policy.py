@@ -76,6 +76,16 @@ async def test_equal_requests_are_samples_of_their_own_and_there_is_no_rollout(s
             await client.post("/rollouts/self/reward", cast_to=object, body={"reward": 1})
 
 
+async def test_a_thread_is_sent_whole_where_none_is_kept(stage: Stage, served: Any) -> None:
+    async with served("one", "two") as url:
+        claude = anthropic.AsyncAnthropic(base_url=url, api_key="none")
+        thread: Any = claude.beta.messages.thread(model="mine", max_tokens=9)
+        said = [await thread.send({"role": "user", "content": text}) for text in ("hi", "more")]
+        assert [message.content[0].text for message in said] == ["one", "two"]
+    texts = [stage.tokenizer.decode(request.token_ids) for request in stage.engine.requests]
+    assert "one" in texts[1] and texts[1].startswith(texts[0])
+
+
 async def test_a_token_is_the_api_key(served: Any) -> None:
     async with served("one", token="sesame") as url:
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="guess")
