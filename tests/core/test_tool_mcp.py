@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -120,6 +123,22 @@ def test_behind_the_sync_view_and_under_a_subclass() -> None:
     assert env.reset(seed=0)[0] == "what is 2 + 2?"
     assert contents(env.step(Action("", tool_calls=[call("add", a=2, b=2)]))) == ["4"]
     env.close()
+
+
+async def test_a_server_of_somebody_elses() -> None:
+    """`mcp-server-time` of the package index."""
+    beside = Path(sys.executable).parent
+    program = shutil.which("mcp-server-time", path=f"{beside}{os.pathsep}{os.environ['PATH']}")
+    if program is None:
+        pytest.skip("mcp-server-time is not installed")
+    env: Any = Local.from_mcp([program, "--local-timezone", "Europe/Paris"])()
+    assert {"shout", "convert_time"} < {entry["function"]["name"] for entry in env.tools}
+    env.reset(seed=0, options={"task": Task("t", "go")})
+    tokyo = {"source_timezone": "Europe/Paris", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+    calls = [call("convert_time", **tokyo), call("convert_time", **{**tokyo, "target_timezone": "Nowhere"})]
+    converted, refused = contents(await env.step(Action("", tool_calls=calls)))
+    assert json.loads(converted)["target"]["timezone"] == "Asia/Tokyo" and "Error" in refused and "Nowhere" in refused
+    await env.close()
 
 
 def test_servers_that_cannot_be_used(tmp_path: Path) -> None:
