@@ -24,6 +24,7 @@ from .agent_wire import EpisodeReply, EpisodeRequest, PolicyAccess
 
 POLL_S = 20.0
 """How long one question may wait at the agent server for the end of an episode."""
+CONNECT_S = 5.0
 ANSWER_S = 10.0
 """How long an answer may take beyond that."""
 BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
@@ -31,8 +32,8 @@ BACKOFF_S = (0.25, 0.5, 1.0, 2.0)
 AVOID_S = 30.0
 """How long a server that was not there is asked last."""
 CANCEL_S = 3.0
-REFUSING = (429, 503)
-"""Statuses of a server that does not take an order."""
+REFUSING = (404, 405, 429, 503)
+"""Statuses of a server that does not take an order; one to which agents are unknown too, or a proxy that has lost its server."""
 UNSURE = (502, 504)
 """Statuses of something in front of the server, which may have taken it."""
 
@@ -129,7 +130,7 @@ class _Order:
         for pause in (*BACKOFF_S, None):
             try:
                 status, body = await self._ask("POST", url, {}, json=self.request.model_dump())
-            except aiohttp.ClientConnectorError as error:
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                 why = _named(error)
             except (aiohttp.ClientError, TimeoutError) as error:
                 why, unsure = _named(error), True
@@ -160,7 +161,7 @@ class _Order:
 
     async def _ask(self, method: str, url: str, query: dict[str, str], **body: Any) -> tuple[int, Any]:
         """(status, JSON or None)."""
-        timeout = aiohttp.ClientTimeout(total=POLL_S + ANSWER_S)
+        timeout = aiohttp.ClientTimeout(total=POLL_S + ANSWER_S, sock_connect=CONNECT_S)
         async with self.http.request(method, url, params=query, timeout=timeout, **body) as response:
             try:
                 return response.status, await response.json(content_type=None)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,13 +150,27 @@ async def test_the_load_is_shared_and_a_dead_server_is_avoided(stage: Stage, ser
     dead = bind("127.0.0.1", 0)
     port = dead.getsockname()[1]
     dead.close()
-    urls = [await serve(named("a")), f"http://127.0.0.1:{port}", await serve(named("b"))]
+    another = await serve(make_app("no agent", authorize=anybody))
+    urls = [await serve(named("a")), f"http://127.0.0.1:{port}", another, await serve(named("b"))]
     executor = RemoteAgentExecutor(urls)
     stage.says = ["one"] * 8
     for _ in range(2):
         records = await asyncio.gather(stage.played(executor, *stage.says), stage.played(executor, *stage.says))
         assert [record.error for record in records] == [None, None]
     assert sorted(places[:2]) == sorted(places[2:]) == ["a", "b"]
+
+
+async def test_a_machine_that_says_nothing_has_not_taken_the_episode(
+    stage: Stage, serve: ServeAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody accepts there, and the queue is full."""
+    monkeypatch.setattr(agent_servers, "CONNECT_S", 0.2)
+    with ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        waiting = stack.enter_context(socket.create_connection(silent.getsockname()))
+        urls = [f"http://127.0.0.1:{waiting.getpeername()[1]}", await serve(agent_app(answer))]
+        record = await stage.played(RemoteAgentExecutor(urls), "one")
+    assert record.error is None and record.total_reward == 3.0
 
 
 async def test_a_server_that_dies_in_mid_episode_is_infrastructure(
@@ -243,8 +258,11 @@ async def test_answers_that_are_none_cost_the_episode(stage: Stage, serve: Serve
         (422, b"{}", AgentError),
     ],
 )
-async def test_whose_fault_an_error_is(stage: Stage, serve: ServeAgent, status: int, body: bytes, kind: Any) -> None:
+async def test_whose_fault_an_error_is(
+    stage: Stage, serve: ServeAgent, monkeypatch: pytest.MonkeyPatch, status: int, body: bytes, kind: Any
+) -> None:
     """An error in our shape says itself; a server that breaks without a word is lost."""
+    monkeypatch.setattr(agent_servers, "BACKOFF_S", (0.01,))
     app = make_app("agent", authorize=anybody)
 
     @app.post("/v1/episodes")
