@@ -12,7 +12,16 @@ from agentrl.policy_call import Call, Turn
 from agentrl.policy_session import PolicySession
 
 from .policy_errors import Fault
-from .policy_exchange import Exchange, chat_message, event, pieces, refuse, sampled_tokens, stop_strings
+from .policy_exchange import (
+    Exchange,
+    chat_message,
+    engine_wishes,
+    event,
+    pieces,
+    refuse,
+    sampled_tokens,
+    stop_strings,
+)
 
 MOST_SAMPLES = 128
 
@@ -125,7 +134,7 @@ class ChatExchange(Exchange):
 
 
 def _wishes(request: ChatRequest) -> dict[str, Any]:
-    wishes = {name: getattr(request, name) for name in DISTRIBUTION}
+    wishes = {**engine_wishes(request.model_extra), **{name: getattr(request, name) for name in DISTRIBUTION}}
     wishes["logit_bias"] = request.logit_bias or None
     wishes["top_logprobs"] = request.top_logprobs or None
     formatted = isinstance(request.response_format, dict) and request.response_format.get("type") != "text"

@@ -20,6 +20,20 @@ from .policy_errors import Fault
 PIECES = 8
 """Pieces that a streamed text is cut into at most; it was sampled before the first is sent."""
 PIECE_CHARACTERS = 16
+ENGINE_OPTIONS = (
+    "repetition_penalty",
+    "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "ignore_eos",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "chat_template_kwargs",
+)
+"""vLLM's options, beside the vendors', that change what is sampled or shown."""
 
 
 class Exchange(ABC):
@@ -178,6 +192,11 @@ def tool_call(call_id: Any, name: str, arguments: Any) -> dict[str, Any]:
         raise BadAskError("a tool call needs an id")
     function = {"name": name, "arguments": arguments_value(arguments)}
     return {"id": call_id, "type": "function", "function": function}
+
+
+def engine_wishes(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a request in any dialect asks of vLLM's own options; empty values ask nothing."""
+    return {name: extra[name] for name in ENGINE_OPTIONS if extra and extra.get(name) not in (None, False, [], {}, "")}
 
 
 def refuse(**unheeded: Any) -> None:

@@ -14,7 +14,17 @@ from agentrl.policy_session import PolicySession
 
 from .policy_chat import function_tool
 from .policy_errors import Fault, UnknownThreadError
-from .policy_exchange import Exchange, content_part, event, pieces, refuse, sampled_tokens, stop_strings, tool_call
+from .policy_exchange import (
+    Exchange,
+    content_part,
+    engine_wishes,
+    event,
+    pieces,
+    refuse,
+    sampled_tokens,
+    stop_strings,
+    tool_call,
+)
 
 
 class Thread(BaseModel):
@@ -64,7 +74,8 @@ class MessagesExchange(Exchange):
         self.model = request.model or model
         self.stream = bool(request.stream)
         choice = (request.tool_choice or {}).get("type", "auto")
-        wishes = {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
+        wishes = engine_wishes(request.model_extra)
+        wishes |= {"temperature": request.temperature, "top_p": request.top_p, "top_k": request.top_k}
         wishes["tool_choice"] = None if choice in ("auto", "none") else choice
         wishes["response_format"] = (request.output_config or {}).get("format")
         self.ask = Ask(

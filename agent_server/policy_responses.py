@@ -15,7 +15,7 @@ from agentrl.policy_session import PolicySession
 
 from .policy_chat import function_tool
 from .policy_errors import Fault
-from .policy_exchange import Exchange, chat_message, event, pieces, refuse, sampled_tokens, tool_call
+from .policy_exchange import Exchange, chat_message, engine_wishes, event, pieces, refuse, sampled_tokens, tool_call
 
 
 class ResponsesRequest(BaseModel):
@@ -192,6 +192,7 @@ def _wishes(request: ResponsesRequest) -> dict[str, Any]:
     wanted = (request.text or {}).get("format") or {}
     formatted = isinstance(wanted, dict) and wanted.get("type", "text") != "text"
     wishes = {
+        **engine_wishes(request.model_extra),
         "temperature": request.temperature,
         "top_p": request.top_p,
         "response_format": wanted if formatted else None,

@@ -16,7 +16,15 @@ from . import json_bounds
 from .errors import AgentError, DataError
 from .messages import Image, Message
 
-NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+NEUTRAL: Mapping[str, tuple[float, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (0, -1),
+    "min_p": (0.0,),
+    "frequency_penalty": (0.0,),
+    "presence_penalty": (0.0,),
+    "repetition_penalty": (1.0,),
+    "min_tokens": (0,),
+}
 """The values of sampling options that leave the distribution as it is; of any other option None does."""
 TEMPLATE_ONLY = ("tool_choice", "response_format")
 """Wishes that a template may heed and that nothing enforces."""
@@ -128,11 +136,11 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def changes_distribution(wishes: Mapping[str, Any], temperature: float) -> list[str]:
-    """`name = value` of every wish that differs from plain sampling at `temperature`; a seed changes nothing."""
-    neutral = {**NEUTRAL, "temperature": temperature}
-    return [
-        f"{name} = {value!r}"
+def changes_distribution(wishes: Mapping[str, Any], temperature: float) -> dict[str, str]:
+    """Name, and `name = value`, of every wish that differs from plain sampling at `temperature`; a seed changes nothing."""
+    neutral = {**NEUTRAL, "temperature": (temperature,)}
+    return {
+        name: f"{name} = {repr(value)[:80]}"
         for name, value in wishes.items()
-        if value is not None and name not in (*TEMPLATE_ONLY, "seed") and value != neutral.get(name)
-    ]
+        if value is not None and name not in (*TEMPLATE_ONLY, "seed") and value not in neutral.get(name, ())
+    }

@@ -154,14 +154,14 @@ class PolicySession:
         if not changed:
             return
         if self.sampling == "strict":
-            raise BadAskError(f"agent.sampling = strict: {', '.join(changed)} would change what is trained")
-        self._warn(f"agents ask for {', '.join(changed)}; the run's own sampling is used (agent.sampling = force)")
+            raise BadAskError(f"agent.sampling = strict: {', '.join(changed.values())} would change what is trained")
+        self._warn(f"agents set {', '.join(changed)}; the run's own sampling is used (agent.sampling = force)")
 
     def _heed(self, ask: Ask) -> None:
         """What is asked is done; what the engine cannot do is refused."""
         unknown = changes_distribution({k: v for k, v in ask.wishes.items() if k not in ENGINE_WISHES}, 1.0)
         if unknown:
-            raise BadAskError(f"not supported: {', '.join(unknown)}")
+            raise BadAskError(f"not supported: {', '.join(unknown.values())}")
         if isinstance(seed := ask.wishes.get("seed"), int):
             self.ctx.seed = seed
 

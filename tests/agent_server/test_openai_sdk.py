@@ -269,7 +269,15 @@ async def test_other_sampling_is_overruled_or_refused(stage: Stage, sampling: An
     async def run(task: Task, client: openai.AsyncOpenAI) -> Any:
         await client.chat.completions.create(model="m", messages=HI, temperature=0.1)
 
+    async def as_vllm_takes_it(task: Task, client: openai.AsyncOpenAI) -> Any:
+        plain = {"repetition_penalty": 1.0, "min_tokens": 0, "top_k": -1, "ignore_eos": False}
+        await client.chat.completions.create(model="m", messages=HI, extra_body=plain)
+        for asked in ({"repetition_penalty": 1.2}, {"guided_choice": ["a"]}, {"chat_template_kwargs": {"think": 0}}):
+            with pytest.raises(openai.BadRequestError, match=f"strict: {next(iter(asked))} = "):
+                await client.chat.completions.create(model="m", messages=HI, extra_body=asked)
+
     if sampling == "strict":
+        await stage.play(as_vllm_takes_it, "one", sampling="strict")
         with pytest.raises(AgentError, match="temperature"):
             await stage.play(run, "one", sampling="strict")
     else:

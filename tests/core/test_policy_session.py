@@ -321,11 +321,13 @@ async def test_other_sampling_is_overruled_or_refused() -> None:
     await forced.turn(user("1"), wishes=wishes, max_tokens=5)
     (request,) = forced.engine.requests
     assert request.sampling.temperature == 1.0 and request.sampling.max_new_tokens == 5
-    assert len(forced.warned) == 1 and "temperature = 0.2" in forced.warned[0]
+    assert len(forced.warned) == 1 and "agents set temperature;" in forced.warned[0]
+    await forced.turn(user("2"), wishes={"temperature": 0.3})
+    assert forced.warned[0] == forced.warned[1], "said once a run, whatever the values"
     strict = Rollout("ab".__getitem__, sampling="strict")
     with pytest.raises(BadAskError, match=r"temperature = 0\.2"):
         strict.ask(user("1"), wishes=wishes)
-    await strict.turn(user("1"), wishes={"temperature": 1, "presence_penalty": 0})
+    await strict.turn(user("1"), wishes={"temperature": 1, "presence_penalty": 0, "top_k": -1, "min_tokens": 0})
     free = Rollout("ab".__getitem__, sampling="free")
     await free.turn(user("1"), wishes=wishes)
     assert free.engine.requests[0].sampling.temperature == 0.2
