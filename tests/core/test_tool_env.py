@@ -22,8 +22,6 @@ from agentrl.env_check import check
 from agentrl.env_session import EnvSession
 from agentrl.registry import is_async_env, load_object
 from agentrl.tool_env import as_content
-from agentrl.tool_mcp import McpSchema
-from agentrl.tool_schema import ArgumentsError
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tool_env.py"
 
@@ -571,10 +569,3 @@ async def test_a_tool_that_never_returns_is_counted_as_a_lost_thread() -> None:
             await session.step(Action("", tool_calls=[ToolCall("1", "wait", {}, "{}")]))
         assert session.abandoned
     released.set()
-
-
-def test_a_tool_of_mcp_that_names_no_parameters_takes_any() -> None:
-    assert McpSchema("query", "", {"type": "object"}).validate({"text": "x"}) == {"text": "x"}
-    for parameters in ({"type": "object", "properties": {}}, {"properties": {"name": {}}}):
-        with pytest.raises(ArgumentsError, match="there is no text"):
-            McpSchema("query", "", parameters).validate({"text": "x"})

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 
 from agentrl import Action, ConfigError, Image, InfrastructureError, Task, ToolCall, ToolEnv, sync, tool
+from agentrl.tool_mcp import McpSchema
+from agentrl.tool_schema import ArgumentsError
 
 pytestmark = pytest.mark.slow
 
@@ -153,3 +155,10 @@ def test_servers_that_cannot_be_used(tmp_path: Path) -> None:
         Local.from_mcp(str(tmp_path / "no_such_program"))
     with pytest.raises(ConfigError, match="cannot be read"):
         Local.from_mcp("http://127.0.0.1:9/mcp", timeout_s=5)
+
+
+def test_a_tool_that_names_no_parameters_takes_any() -> None:
+    assert McpSchema("query", "", {"type": "object"}).validate({"text": "x"}) == {"text": "x"}
+    for parameters in ({"type": "object", "properties": {}}, {"properties": {"name": {}}}):
+        with pytest.raises(ArgumentsError, match="there is no text"):
+            McpSchema("query", "", parameters).validate({"text": "x"})
