@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import AsyncOpenAI
@@ -57,11 +58,13 @@ class Lives:
         return Reply(ids, logprobs_of(number, len(ids)), delay_s=0.05 if leaving else 0.001)
 
 
-def test_every_token_of_a_delivered_reply_is_trained_once_in_its_context() -> None:
-    lives = Lives()
-    with asyncio.Runner() as runner:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_every_token_of_a_delivered_reply_is_trained_once_in_its_context(loop: str) -> None:
+    """On uvloop too, which Ray's processes run."""
+    lives, make_loop = Lives(), pytest.importorskip(loop).new_event_loop
+    with asyncio.Runner(loop_factory=make_loop) as runner:
 
-        @settings(max_examples=15, deadline=None)
+        @settings(max_examples=10, deadline=None)
         @given(STEPS, st.lists(st.integers(0, len(WORDS) - 1), min_size=1, max_size=6))
         def live(steps: list[tuple[str, int]], words: list[int]) -> None:
             runner.run(lives.live(steps, words))
