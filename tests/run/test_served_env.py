@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
 
 import pytest
 from agentrl.agent_server.env_service import EnvLimits
-from agentrl.envs.remote_tasks import WAIT_FOR_SERVER_S
 from agentrl.envs.screenshot_math import ScreenshotMath
 
 from agentrl.seeds import env_seed
 
 from ..background import serving_envs
-from .letters import Letters
-from .test_faults import LETTERS, SIZES, Running, policy
 from .test_real_train import check_nothing_is_lost, rollouts, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -52,25 +46,3 @@ def test_a_served_env_is_trained_on(tmp_path: Path) -> None:
     check_nothing_is_lost(lines, 4)
     assert all((line["task_id"], env_seed(3, line["draw"])) in Seen.resets for line in lines)
     assert any(len(row["images"]) > 1 for line in lines for row in line["rows"])
-
-
-def test_a_worker_that_begins_while_the_server_is_away_waits_for_it(tmp_path: Path) -> None:
-    """It is replaced once, however much longer the server is away than a command would wait, and no group fails."""
-    options = [*policy(tmp_path)[2:], *SIZES, "--engine", "scripted", "--engine.script", f"{LETTERS}:reply"]
-    with serving_envs({"letters": Letters}) as url:
-        run = Running(tmp_path, "--env", f"{url}/letters", *options, "--optim.name", "sgd", "--train.steps", "1000")
-        try:
-            run.wait(lambda: len(run.steps()) >= 1, 300)
-        except BaseException:
-            run.end()
-            raise
-    try:
-        os.kill(run.actor("RolloutWorker"), signal.SIGKILL)
-        run.wait(lambda: "rollout worker 0 died: replaced" in run.log.read_text())
-        time.sleep(WAIT_FOR_SERVER_S + 6)
-        with serving_envs({"letters": Letters}, port=int(url.rpartition(":")[2])):
-            run.goes_on()
-    finally:
-        run.end()
-    assert run.log.read_text().count(": replaced") == 1
-    assert all(record["groups/failed"] == 0 for record in run.records())
