@@ -124,7 +124,8 @@ class RewardModelActor:
                 scores = await asyncio.to_thread(self.model, prompts, completions, nothing, [False] * len(batch))
             except Exception as error:  # the fault boundary: whatever it is, those who asked are told
                 for *_, coming in batch:
-                    coming.set_exception(error)
+                    if not coming.done():
+                        coming.set_exception(error)
                 continue
             for (*_, coming), score in zip(batch, scores, strict=True):
                 if not coming.done():

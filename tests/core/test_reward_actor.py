@@ -100,6 +100,9 @@ async def test_questions_that_come_together_are_answered_together_and_a_failure_
     actor.model = counted
     answers = await asyncio.gather(*(actor.score(PROMPT, "a") for _ in range(20)))
     assert sum(calls) == 20 and len(calls) <= 3 and answers == pytest.approx([alone] * 20, abs=1e-5)
+    gone, waiting = [asyncio.ensure_future(actor.score(PROMPT, "bad")) for _ in range(2)]
+    await asyncio.sleep(0)
+    gone.cancel()
     with pytest.raises(RuntimeError, match="broken"):
-        await actor.score(PROMPT, "bad")
+        await asyncio.wait_for(waiting, 20)
     assert math.isfinite(await actor.score(PROMPT, "a"))
