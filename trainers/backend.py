@@ -99,7 +99,10 @@ class Backend:
             group["lr"] = lr
         if self.stage:
             self.engine.step()
-            return float(self.engine.get_global_grad_norm())
+            norm = float(self.engine.get_global_grad_norm())
+            if not math.isfinite(norm) and self.stage < 3:
+                self._forget_sums()
+            return norm
         norm = float(nn.utils.get_total_norm([p.grad for p in self._parameters() if p.grad is not None]))
         if math.isfinite(norm):
             self._clip(norm)
@@ -107,6 +110,11 @@ class Backend:
         else:
             self.engine.zero_grad()
         return norm
+
+    def _forget_sums(self) -> None:
+        """With an offloaded optimizer DeepSpeed keeps the sums of a skipped step, and would add the next gradients to them."""
+        sums = self.optimizer.averaged_gradients
+        sums.update(dict.fromkeys(sums))
 
     def _clip(self, norm: float) -> None:
         if self._max_norm and norm > self._max_norm:

@@ -174,9 +174,16 @@ def poison(trainer: Any) -> None:
     handle = parameter.register_hook(lambda grad: (handle.remove(), grad * float("nan"))[1])
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_non_finite_gradient_costs_its_update(make_trainer: Make, stage: int) -> None:
-    trainer = make_trainer(parallel={"zero_stage": stage}, train={"max_bad_steps": 1})
+@pytest.mark.parametrize(
+    ("stage", "dtype", "offload"),
+    [
+        *((stage, "float32", False) for stage in range(4)),
+        *((stage, "bfloat16", True) for stage in (1, 2, 3)),
+    ],
+)
+def test_a_non_finite_gradient_costs_its_update(make_trainer: Make, stage: int, dtype: str, offload: bool) -> None:
+    parallel = {"zero_stage": stage, "offload_optimizer": offload}
+    trainer = make_trainer(parallel=parallel, model={"dtype": dtype}, train={"max_bad_steps": 1})
     before = weights(trainer) if stage < 3 else {}
     poison(trainer)
     report = trainer.train(make_rows(), 0)
