@@ -22,6 +22,13 @@ TAG = "trainer"
 _ABOUT = "policy.json"
 UNIVERSAL = "universal"
 """The file that marks a checkpoint for any number of ranks."""
+_SAME = {
+    "dtype": "--model.dtype",
+    "stage": "--parallel.zero-stage",
+    "optimizer": "--optim.name",
+    "freeze_vision": "--model.freeze-vision",
+}
+"""What decides which optimizer states there are, and the flag that says it. In bfloat16 there is no stage 0, so dtype is first."""
 
 
 @dataclass
@@ -85,7 +92,7 @@ def save_state(backend: Backend, counters: Counters, about: About, folder: Path)
 
 def load_state(backend: Backend, about: About, folder: Path) -> Counters:
     """Restore what `save_state` wrote. Raises DataError: nothing there, or written by another number of ranks (unless the
-    checkpoint is a universal one), by another ZeRO stage or optimizer, or with other adapters.
+    checkpoint is a universal one), with another of `_SAME`, or with other adapters.
     """
     ranks, universal = dist.get_world_size(), (folder / TAG / UNIVERSAL).is_file()
     if not universal and (not _rank_file(folder).is_file() or _rank_file(folder, ranks).is_file()):
@@ -94,10 +101,10 @@ def load_state(backend: Backend, about: About, folder: Path) -> Counters:
             "number of ranks"
         )
     stored = About.read(folder)
-    if stored.stage != about.stage:
-        raise DataError(f"{folder} was written at --parallel.zero-stage {stored.stage}, not {about.stage}")
-    if stored.optimizer != about.optimizer:
-        raise DataError(f"{folder} was written with --optim.name {stored.optimizer}, not {about.optimizer}")
+    for name, flag in _SAME.items():
+        was, now = getattr(stored, name), getattr(about, name)
+        if was != now:
+            raise DataError(f"{folder} was written with {flag} {was}, not {now}")
     if stored.lora != about.lora:
         raise DataError(f"{folder} was written with other --lora options: {stored.lora}, not {about.lora}")
     with backend.loading(universal and stored.stage > 0):

@@ -67,6 +67,23 @@ def test_a_resumed_trainer_has_the_options_it_is_given(
         make_trainer(optim={"name": "sgd"}, parallel=parallel).load(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("policy", "stage", "then", "said"),
+    [
+        ("untied", 2, {"dtype": "bfloat16"}, "model.dtype float32, not bfloat16"),
+        ("untied", 0, {"dtype": "bfloat16"}, "model.dtype float32, not bfloat16"),
+        ("vision", 0, {"freeze_vision": True}, "model.freeze-vision False, not True"),
+    ],
+)
+def test_a_state_of_other_weights_is_an_error(
+    make_trainer: Make, tmp_path: Path, policy: str, stage: int, then: dict[str, Any], said: str
+) -> None:
+    parallel = {"zero_stage": stage}
+    make_trainer(policy, parallel=parallel).save(tmp_path)
+    with pytest.raises(DataError, match=f"was written with --{said}"):
+        make_trainer(policy, parallel=parallel, model=then).load(tmp_path)
+
+
 def test_a_folder_without_state_is_an_error(make_trainer: Make, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no trainer state of 1 rank"):
         make_trainer().load(tmp_path)
