@@ -27,41 +27,44 @@ class WeightAverage:
     def __init__(self, model: nn.Module, decay: float, *, sharded: bool) -> None:
         self._decay = decay
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._live: dict[str, Tensor] = {}
-        self._sharded: list[Any] = []
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                self._sharded += [parameter] if sharded else []
-                self._shapes[name] = tuple(parameter.ds_shape) if sharded else tuple(parameter.shape)
-                self._live[name] = parameter.ds_tensor if sharded else parameter.data
+        self._sharded = sharded
+        self._parameters: dict[str, Any] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        for name, parameter in self._parameters.items():
+            self._shapes[name] = tuple(parameter.ds_shape) if sharded else tuple(parameter.shape)
         keeps = sharded or dist.get_rank() == 0
-        self._average = {name: tensor.float().clone() for name, tensor in self._live.items()} if keeps else {}
+        self._average = {name: tensor.float().clone() for name, tensor in self._live().items()} if keeps else {}
         self._shared = not sharded and dist.get_world_size() > 1
+
+    def _live(self) -> dict[str, Tensor]:
+        """The trained weights where they lie now: they move when a GPU is left to the engines and taken back."""
+        return {name: p.ds_tensor if self._sharded else p.data for name, p in self._parameters.items()}
 
     @torch.no_grad()
     def update(self) -> None:
         """Take one more set of weights in."""
+        live = self._live()
         for name, average in self._average.items():
-            average.lerp_(self._live[name].float(), 1.0 - self._decay)
+            average.lerp_(live[name].float(), 1.0 - self._decay)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Inside, the model holds the average, on every rank; afterwards its own weights, bit for bit. For reading, by all
         ranks together.
         """
-        kept = {name: tensor.clone() for name, tensor in self._live.items()}
+        kept = {name: tensor.clone() for name, tensor in self._live().items()}
         try:
             self._write(self._average)
-            for tensor in self._live.values() if self._shared else ():
+            for tensor in self._live().values() if self._shared else ():
                 dist.broadcast(tensor, 0)
             yield
         finally:
             self._write(kept)
 
     def _write(self, values: dict[str, Tensor]) -> None:
+        live = self._live()
         for name, value in values.items():
-            self._live[name].copy_(value)
-        for parameter in self._sharded:
+            live[name].copy_(value)
+        for parameter in self._parameters.values() if self._sharded else ():
             parameter.partition()  # DeepSpeed keeps small ones gathered, and would not look at their shards again
 
     def save(self, folder: Path) -> None:

@@ -49,6 +49,20 @@ def test_the_average_is_exported_and_saved_and_disturbs_nothing(
     assert distance(a, b) == 0.0
 
 
+def test_the_average_is_of_the_weights_wherever_they_lie(make_trainer: Make, tmp_path: Path) -> None:
+    """Moved to the CPU and back, as between batches on a GPU that engines use too, they lie elsewhere."""
+    trainer = make_trainer("untied", optim={"lr": 0.5, "ema": 0.75})
+    first = published(trainer)
+    for parameter in trainer.policy.model.parameters():
+        parameter.data = parameter.data.clone()
+    trainer.train(make_rows(), 0)
+    last = published(trainer)
+    trainer.export(tmp_path)
+    expected = {name: tensor.lerp(last[name], 0.25) for name, tensor in first.items()}
+    assert distance(load_file(tmp_path / "model.safetensors"), expected) < 1e-6
+    assert distance(published(trainer), last) == 0.0
+
+
 def test_a_checkpoint_without_an_average_is_an_error(make_trainer: Make, tmp_path: Path) -> None:
     make_trainer().save(tmp_path)
     with pytest.raises(DataError, match="no averaged weights"):
