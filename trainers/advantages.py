@@ -96,7 +96,9 @@ def compute_advantages(
 
 def _finish(estimator: Estimator, decisions: Decisions, timeline: Timeline, whitened: bool) -> Advantages:
     counted = decisions.valid[timeline.owner]
-    advantages = torch.where(counted, timeline.flat(estimator.function(decisions)).float(), 0.0)
+    found = estimator.function(decisions)
+    check_shapes(timeline.trained.shape, {f"what {estimator.name} returns": found})
+    advantages = torch.where(counted, timeline.flat(found).float(), 0.0)
     returns = advantages if decisions.values is None else advantages + timeline.flat(decisions.values)
     if whitened:
         advantages = whiten_batch(advantages, counted)

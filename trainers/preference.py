@@ -49,16 +49,16 @@ def dpo_loss(
     return Loss(losses.mean(), measure(seen, torch.ones_like(h, dtype=torch.bool)))
 
 
-def reward_model_loss(chosen: Tensor, rejected: Tensor, *, margin: Tensor | None = None) -> Loss:
+def reward_model_loss(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float | None = None) -> Loss:
     """-logsigmoid(chosen - rejected - margin), mean over pairs [B] of scores (Bradley-Terry; margin: Llama 2 2023).
 
     Metrics, over pairs: accuracy, margin (of the scores), score_chosen, score_rejected. margin [B], or one number for all
     of them. Raises ValueError on other shapes.
     """
-    each = margin if margin is not None and margin.dim() else None
-    check_shapes(chosen.shape, {"rejected": rejected, "margin": each})
+    margin = torch.as_tensor(0.0 if margin is None else margin, device=chosen.device)
+    check_shapes(chosen.shape, {"rejected": rejected, "margin": margin if margin.dim() else None})
     chosen, rejected = chosen.float(), rejected.float()
     difference = chosen - rejected
-    losses = -logsigmoid(difference if margin is None else difference - margin.float())
+    losses = -logsigmoid(difference - margin.float())
     seen = {"accuracy": difference > 0, "margin": difference, "score_chosen": chosen, "score_rejected": rejected}
     return Loss(losses.mean(), measure(seen, torch.ones_like(difference, dtype=torch.bool)))

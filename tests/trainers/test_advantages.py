@@ -266,6 +266,12 @@ def test_an_estimator_of_one_s_own_takes_one_function() -> None:
     assert_close(got.advantages, [[0.0, 2.0, 0.0], [1.0, 0.0, 0.0]])
 
 
+def test_an_estimator_that_does_not_return_a_number_a_decision_is_told_so() -> None:
+    register_advantage("of_a_rollout")(lambda d: d.rewards)
+    with pytest.raises(ValueError, match=r"what of_a_rollout returns is \[2\].* must be \[2, 3\]"):
+        compute_advantages("of_a_rollout", torch.ones(2), torch.ones(2, 3))
+
+
 def test_infrastructure_failure_leaves_the_baseline() -> None:
     got = column("dr_grpo", [1.0, 0.0, NAN, 1.0])
     assert_close(got.advantages[:, 0], [1 - 2 / 3, -2 / 3, 0.0, 1 - 2 / 3])

@@ -197,6 +197,12 @@ def test_reward_model_metrics_count_pairs() -> None:
     assert loss.item() == pytest.approx((math.log1p(math.exp(-1)) + math.log1p(math.exp(2))) / 2)
 
 
+@pytest.mark.parametrize("margin", [1.0, torch.tensor(1), torch.tensor([1, 1])])
+def test_the_margin_of_a_reward_model_may_be_one_number(margin: torch.Tensor | float) -> None:
+    loss = reward_model_loss(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0]), margin=margin).loss
+    assert loss.item() == pytest.approx((math.log(2) + math.log1p(math.exp(3))) / 2)
+
+
 def test_temperature_must_be_above_zero() -> None:
     for temperature in (0.0, -1.0, NAN):
         with pytest.raises(ValueError, match="temperature"):
