@@ -95,6 +95,8 @@ def _check_algorithm(config: Config, algorithm: AlgorithmFacts) -> None:
     low, high = config.algo.correction_range or (0.0, 0.0)
     if not 0 <= low <= high:
         raise ConfigError(f"--algo.correction-range {low:g} {high:g}: it wants 0 <= low <= high.")
+    if low > 0 and config.algo.correction == "decoupled":
+        raise ConfigError(f"--algo.correction-range {low:g} {high:g}: decoupled has no lower bound, give 0 for it.")
 
 
 def _check_rewards(config: Config, algorithm: AlgorithmFacts) -> None:
@@ -237,6 +239,7 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
     unread = {
         ("algo", ("dual_clip",), f"with {algorithm.trust}"): algorithm.trust != "clip",
         ("algo", ("correction_level", "correction_range"), "without an off-policy correction"): not corrected,
+        ("algo", ("allow_uncorrected",), "where no stale token is left uncorrected"): corrected or synchronous,
         ("algo", ("lam", "bootstrap_truncated"), "without a critic"): not algorithm.critic,
         ("algo", ("gamma",), f"by --algo {algorithm.name}"): not algorithm.discounted,
         ("algo", ("reward_clip", "stop_properly", "credit"), "where a teacher judges"): algorithm.teacher,

@@ -87,6 +87,12 @@ def test_the_defaults_pass() -> None:
         ({"algo": {"trust": "cispo", "dual_clip": 3.0}}, "algo.dual-clip is not used with cispo"),
         ({"algo": {"correction_range": (0.0, 2.0)}, "train": {"max_staleness": 0}}, "correction-range is not used"),
         ({"algo": {"correction_level": "sequence", "old_logp": "rollout"}}, "correction-level is not used"),
+        ({"algo": {"correction_range": (0.5, 4.0), "correction": "decoupled"}}, "decoupled has no lower bound"),
+        ({"algo": {"allow_uncorrected": True}}, "allow-uncorrected is not used"),
+        (
+            {"algo": {"correction": "none", "allow_uncorrected": True}, "train": {"max_staleness": 0}},
+            "allow-uncorrected is not used",
+        ),
         ({"algo": {"filter": {"range": (0.1, 0.9)}}}, "algo.filter.range is not used"),
         (
             {"algo": {"filter": {"range": (0.8, 0.2)}}, "filters": True},
