@@ -150,6 +150,14 @@ class Backend:
             config.load_universal_checkpoint = before
         for group, own in zip(self.optimizer.param_groups, options, strict=True):
             group.update(own)
+        if universal:
+            self._count_apart()
+
+    def _count_apart(self) -> None:
+        """Of a universal checkpoint DeepSpeed's stage 3 gives all groups one counter of steps, which each would raise."""
+        for state in self.optimizer.state.values():
+            if isinstance(state.get("step"), Tensor):
+                state["step"] = state["step"].clone()
 
     def offload(self) -> None:
         """Weights, gradients and optimizer state to CPU memory, until `onload`. Without a GPU they are there."""

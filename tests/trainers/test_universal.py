@@ -19,7 +19,7 @@ from agentrl.cli.main import run
 from agentrl.config import Config, SftConfig
 from agentrl.supervised.examples import Item
 
-from .rollouts import distance, make_row, make_rows
+from .rollouts import distance, make_row, make_rows, published
 
 
 def batch(step: int) -> list[Item]:
@@ -49,6 +49,20 @@ def test_an_optimizer_that_deepspeed_does_not_convert_is_an_error_and_leaves_not
     with pytest.raises(ConfigError, match=r"optim\.name adamw alone"):
         universal_checkpoint(tmp_path, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_updates_after_it_are_those_of_the_run(make_trainer: Callable[..., Any], tmp_path: Path) -> None:
+    """Of matrices and of vectors, which have a counter of steps each."""
+    sections: dict[str, Any] = {"optim": {"name": "adamw", "lr": 1e-2}, "parallel": {"zero_stage": 3}}
+    straight, resumed = (make_trainer("untied", **sections) for _ in range(2))
+    straight.train(make_rows(), 0)
+    straight.save(tmp_path)
+    universal_checkpoint(tmp_path, tmp_path / "any")
+    resumed.load(tmp_path / "any")
+    for step in (1, 2):
+        straight.train(make_rows(), step)
+        resumed.train(make_rows(), step)
+    assert distance(published(straight), published(resumed)) == 0.0
 
 
 @pytest.mark.slow
