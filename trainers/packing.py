@@ -21,7 +21,8 @@ class Pack:
 
     ids int64[T]; positions int64[1, T] or [4, 1, T]; segments = the sequences' lengths; predict int64[N] = index of the
     token before each trained token, whose output predicts it; labels int64[N] = the trained tokens; counts = trained
-    tokens of each sequence, summing to N; pixels = the pictures in order of appearance, empty without any.
+    tokens of each sequence, summing to N; pixels = the pictures in order of appearance, empty without any; most = trained
+    tokens in the largest of the packs that the ranks go through together, where these keep in step, else 0.
     """
 
     ids: Tensor
@@ -31,6 +32,7 @@ class Pack:
     labels: Tensor
     counts: tuple[int, ...]
     pixels: Pixels = field(default_factory=dict)
+    most: int = 0
 
     def to(self, device: torch.device) -> Pack:
         """The same on another device."""
@@ -42,6 +44,7 @@ class Pack:
             labels=self.labels.to(device),
             counts=self.counts,
             pixels={name: tensor.to(device) for name, tensor in self.pixels.items()},
+            most=self.most,
         )
 
 

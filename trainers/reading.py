@@ -13,8 +13,9 @@ from ..config import LoraSection, TrainerConfig
 from ..errors import ConfigError
 from ..image_store import ImageStore
 from ..trajectory import Row
+from .backend import gather
 from .models import TEXT, Policy, load_policy
-from .packing import split_packs
+from .packing import Pack, split_packs
 from .picture_check import check_pictures
 from .pixels import PixelCache, load_pictures
 
@@ -24,23 +25,47 @@ Module = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class Reader:
-    """How a model is fed. `pictures` is None for a text model; `always_look` as in `split_packs`."""
+    """How a model is fed. `pictures` is None for a text model; `always_look` as in `split_packs`; `in_step`: the ranks gather
+    the model's layers together as they pass through them (ZeRO stage 3), so each passes as often as every other.
+    """
 
     policy: Policy
     pictures: PixelCache | None
     device: torch.device
     always_look: bool = False
+    in_step: bool = False
 
     def __call__(self, module: Module, rows: Sequence[Row]) -> tuple[list[Tensor], ...]:
         """Each output of the module as one tensor a row, over the row's trained tokens."""
         packs = split_packs(rows, self.policy, self.pictures, always_look=self.always_look)
+        packs = _in_step(packs) if self.in_step else packs
         outputs = module([pack.to(self.device) for pack in packs])
         counts = [count for pack in packs for count in pack.counts]
-        return tuple(list(output.split(counts))[: len(rows)] for output in outputs)
+        return tuple(_of_rows(output.split(counts), len(rows)) for output in outputs)
 
     def with_model(self, model: Any) -> Reader:
         """The same for a part of the model."""
         return replace(self, policy=replace(self.policy, model=model))
+
+
+def _in_step(packs: Sequence[Pack]) -> list[Pack]:
+    """As many packs as the rank with most has, the shortest once more in place of those that are missing; all with the trained
+    tokens of the largest at their place.
+    """
+    spare = min(packs, key=lambda pack: len(pack.ids))
+    ranks = gather(([len(pack.labels) for pack in packs], len(spare.labels)))
+    count = max(len(own) for own, _ in ranks)
+    places = zip(*(own + [more] * (count - len(own)) for own, more in ranks), strict=True)
+    filled = [*packs, *[spare] * (count - len(packs))]
+    return [replace(pack, most=max(place)) for pack, place in zip(filled, places, strict=True)]
+
+
+def _of_rows(parts: Sequence[Tensor], rows: int) -> list[Tensor]:
+    """Those of the rows. What was computed for the sake of other ranks has no part in them, but one in the backward pass."""
+    own, others = list(parts[:rows]), parts[rows:]
+    if others:
+        own[0] = own[0] + 0.0 * torch.cat(others).sum()
+    return own
 
 
 def open_model(
@@ -70,7 +95,14 @@ def open_model(
     if policy.vision:
         pictures = load_pictures(path, ImageStore(image_dir), trust_remote_code=config.model.trust_remote_code)
     policy = check_pictures(policy, pictures)
-    return Reader(policy, pictures, device, always_look=trained and policy.vision and ranks > 1)
+    several = trained and ranks > 1
+    in_step = several and config.parallel.zero_stage == 3
+    if in_step and policy.vision and not policy.packs:
+        raise ConfigError(
+            f"--parallel.zero-stage 3 on several ranks: {path} reads pictures row by row, and ranks that gather its layers "
+            "together would not do so at the same time. Use stage 2."
+        )
+    return Reader(policy, pictures, device, always_look=several and policy.vision, in_step=in_step)
 
 
 def check_vocabulary(config: TrainerConfig, path: str, model_path: str, flag: str) -> None:

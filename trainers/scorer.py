@@ -36,19 +36,22 @@ class TokenScorer(nn.Module):
         """(logp float32[N], entropy float32[N]) over the trained tokens of the packs, in their order."""
         self._policy.drop_inputs(torch.is_grad_enabled())
         size = max(1, CHUNK_LOGITS // self.policy_model.config.get_text_config().vocab_size)
-        again = torch.is_grad_enabled() and sum(len(pack.labels) for pack in packs) > size
+        again = torch.is_grad_enabled() and sum(max(pack.most, len(pack.labels)) for pack in packs) > size
         scored = [part for pack in packs for part in self._score(pack, size, again)]
         return torch.cat([logp for logp, _ in scored]), torch.cat([entropy for _, entropy in scored])
 
     def _score(self, pack: Pack, size: int, again: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Chunks of at most `size` tokens; `again` = the backward pass computes their logits once more."""
+        """Chunks of at most `size` tokens, as many as of the other ranks' packs where these keep in step; `again` = the
+        backward pass computes their logits once more.
+        """
         model, head = self.policy_model, self._policy.head
         measure = self._measure if head is None else self._head
         if head is None:
             parts = self._whole_logits(pack)
         else:
             parts = trunk_states(model, pack.ids, pack.positions, pack.segments, **pack.pixels)[pack.predict]
-        for chunk, labels in zip(parts.split(size), pack.labels.split(size), strict=True):
+        count = max(1, -(-max(pack.most, len(pack.labels)) // size))
+        for chunk, labels in zip(parts.tensor_split(count), pack.labels.tensor_split(count), strict=True):
             yield checkpoint(measure, chunk, labels, use_reentrant=False) if again else measure(chunk, labels)
 
     def _head(self, states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
