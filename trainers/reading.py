@@ -95,14 +95,18 @@ def open_model(
     if policy.vision:
         pictures = load_pictures(path, ImageStore(image_dir), trust_remote_code=config.model.trust_remote_code)
     policy = check_pictures(policy, pictures)
-    several = trained and ranks > 1
-    in_step = several and config.parallel.zero_stage == 3
-    if in_step and policy.vision and not policy.packs:
+    several, stage = trained and ranks > 1, config.parallel.zero_stage
+    if (
+        several
+        and policy.vision
+        and not policy.packs
+        and (stage == 3 or (stage == 2 and not config.model.freeze_vision))
+    ):
         raise ConfigError(
-            f"--parallel.zero-stage 3 on several ranks: {path} reads pictures row by row, and ranks that gather its layers "
-            "together would not do so at the same time. Use stage 2."
+            f"--parallel.zero-stage {stage} on several ranks: {path} reads pictures row by row, so that not all ranks come to "
+            "its vision half at the same time, and what they gather or reduce would be of different layers. Use stage 1."
         )
-    return Reader(policy, pictures, device, always_look=several and policy.vision, in_step=in_step)
+    return Reader(policy, pictures, device, always_look=several and policy.vision, in_step=several and stage == 3)
 
 
 def check_vocabulary(config: TrainerConfig, path: str, model_path: str, flag: str) -> None:

@@ -32,13 +32,13 @@ TIMEOUT_S = 100
 BATCHES = make_rows(1, 5), make_rows(2, 3)
 
 
-def configured(attention: str, ranks: int, stage: int) -> Config:
+def configured(attention: str, ranks: int, stage: int, freeze_vision: bool = False) -> Config:
     return Config.model_validate(
         {
             "optim": {"name": "sgd", "lr": 0.1, "max_norm": 0.0},
             "train": {"max_staleness": 0, "micro_batch_tokens": 60},
             "algo": {"name": "ppo", "entropy_coef": 0.1, "old_logp": "recompute"},
-            "model": {"attention": attention},
+            "model": {"attention": attention, "freeze_vision": freeze_vision},
             "parallel": {"ranks": ranks, "zero_stage": stage},
         }
     )
@@ -90,8 +90,17 @@ def test_two_ranks_of_unlike_shares_do_not_wait_for_each_other(tmp_path: Path, m
         assert distance(weights, published(single)) < 1e-6
 
 
-def test_pictures_that_do_not_pack_are_refused_there(models: Path, tmp_path: Path) -> None:
-    path, cpu = str(models / "vision"), torch.device("cpu")
-    with pytest.raises(ConfigError, match=r"zero-stage 3 on several ranks: .*vision reads pictures row by row"):
-        open_model(configured("sdpa", 2, 3), path, str(tmp_path), trained=True, device=cpu, ranks=2)
-    assert not open_model(configured("sdpa", 2, 2), path, str(tmp_path), trained=True, device=cpu, ranks=2).in_step
+@pytest.mark.parametrize(
+    ("stage", "frozen", "refused"), [(3, True, True), (2, False, True), (2, True, False), (1, False, False)]
+)
+def test_pictures_that_do_not_pack_are_refused_where_ranks_would_mix_up_layers(
+    models: Path, tmp_path: Path, stage: int, frozen: bool, refused: bool
+) -> None:
+    config, path, cpu = configured("sdpa", 2, stage, frozen), str(models / "vision"), torch.device("cpu")
+    if refused:
+        with pytest.raises(
+            ConfigError, match=f"zero-stage {stage} on several ranks: .*vision reads pictures row by row"
+        ):
+            open_model(config, path, str(tmp_path), trained=True, device=cpu, ranks=2)
+    else:
+        assert open_model(config, path, str(tmp_path), trained=True, device=cpu, ranks=2).always_look
