@@ -55,10 +55,10 @@ def reward_model_loss(chosen: Tensor, rejected: Tensor, *, margin: Tensor | floa
     Metrics, over pairs: accuracy, margin (of the scores), score_chosen, score_rejected. margin [B], or one number for all
     of them. Raises ValueError on other shapes.
     """
-    margin = torch.as_tensor(0.0 if margin is None else margin, device=chosen.device)
-    check_shapes(chosen.shape, {"rejected": rejected, "margin": margin if margin.dim() else None})
+    least = torch.as_tensor(0.0 if margin is None else margin, device=chosen.device)
+    check_shapes(chosen.shape, {"rejected": rejected, "margin": least if least.dim() else None})
     chosen, rejected = chosen.float(), rejected.float()
     difference = chosen - rejected
-    losses = -logsigmoid(difference - margin.float())
+    losses = -logsigmoid(difference - least.float())
     seen = {"accuracy": difference > 0, "margin": difference, "score_chosen": chosen, "score_rejected": rejected}
     return Loss(losses.mean(), measure(seen, torch.ones_like(difference, dtype=torch.bool)))
