@@ -14,7 +14,8 @@ from ..messages import Image
 from .episodes import Episodes
 
 NEUTRAL = {"top_p": 1.0, "top_k": (0, -1), "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0}
-"""What leaves the distribution as it is: anything else is refused in training."""
+OFF = ("frequency_penalty", "min_tokens", "logit_bias", "bad_words", "allowed_token_ids", "structured_outputs")
+"""Of NEUTRAL the values, and what must be 0 or empty: they leave the distribution as it is. Training refuses anything else."""
 
 
 @dataclass
@@ -45,7 +46,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One sample. `text` has its special tokens."""
+    """One sample. `text` has special tokens and the stop string where the sampling parameters keep them."""
 
     token_ids: list[int]
     text: str
@@ -125,8 +126,8 @@ class EpisodeEngine:
         pictures = tuple(Image(i) for i in (shown if isinstance(shown, list | tuple) else [shown]))
         prompt = tuple(map(int, prompt_token_ids))
         with self.episodes.asking(prompt) as owner:
-            options = owner._options(sampling_params)
-            return await owner._at_home(owner._generate(prompt, pictures, options))
+            owner._check(sampling_params)
+            return await owner._at_home(owner._generate(prompt, pictures, sampling_params))
 
     async def _at_home(self, work: Coroutine[Any, Any, RequestOutput]) -> RequestOutput:
         if asyncio.get_running_loop() is self.home:
@@ -138,30 +139,52 @@ class EpisodeEngine:
             raise
         return await asyncio.wrap_future(answer)
 
-    async def _generate(
-        self, prompt: tuple[int, ...], images: tuple[Image, ...], options: dict[str, Any]
-    ) -> RequestOutput:
+    async def _generate(self, prompt: tuple[int, ...], images: tuple[Image, ...], params: Any) -> RequestOutput:
         for image in images:
             self.ctx.keep_images([image])
-        generation = await self.ctx.generate(prompt, images=images, **options)
+        stops = _stops(params)
+        generation = await self.ctx.generate(
+            prompt, images=images, max_new_tokens=getattr(params, "max_tokens", None), stop=stops or None
+        )
         self.calls.append(Call(prompt, images, generation))
         ids = list(generation.token_ids)
         logprobs = [{i: Logprob(p)} for i, p in zip(ids, generation.logprobs, strict=True)]
-        text = self.ctx.renderer.text(ids, special=True)
-        return RequestOutput(list(prompt), [CompletionOutput(ids, text, logprobs, generation.finish_reason)])
+        output = CompletionOutput(ids, self._text(ids, stops, params), logprobs, generation.finish_reason)
+        return RequestOutput(list(prompt), [output])
 
-    def _options(self, params: Any) -> dict[str, Any]:
-        """max_new_tokens and stop. Raises AgentError for what would train on another distribution than was sampled."""
-        if params is None:
-            return {}
+    def _text(self, ids: list[int], stops: Sequence[str], params: Any) -> str:
+        """What vLLM calls the text of a sample: it ends with the stop string or token, or before it, and has special tokens or
+        none, as `params` say; by default it has both.
+        """
+        to_the_stop = getattr(params, "include_stop_str_in_output", True)
+        special = not getattr(params, "skip_special_tokens", False)
+        renderer = self.ctx.renderer
+        ends = bool(ids) and ids[-1] in renderer.stop_ids
+        text = renderer.text(ids[:-1] if ends and not to_the_stop else ids, special=special)
+        for stop in stops:
+            before, found, _ = text.partition(stop)
+            text = before + found if to_the_stop else before
+        return text
+
+    def _check(self, params: Any) -> None:
+        """Raises AgentError for what would train on another distribution than was sampled, and for several samples at once."""
+        if getattr(params, "n", 1) not in (None, 1):
+            raise AgentError(f"sampling_params.n {params.n}: a call gives one sample; call as often as there are to be")
+        if params is None or not self.ctx.training:
+            return
         temperature = getattr(params, "temperature", self.ctx.sampling.temperature)
         changed = [name for name, neutral in NEUTRAL.items() if not _is(getattr(params, name, None), neutral)]
-        if self.ctx.training and (changed or temperature != self.ctx.sampling.temperature):
-            what = changed[0] if changed else "temperature"
-            raise AgentError(f"sampling_params.{what} changes the distribution that is sampled, which training refuses")
-        stop = getattr(params, "stop", None)
-        stop = (stop,) if isinstance(stop, str) else tuple(stop) if stop else None
-        return {"max_new_tokens": getattr(params, "max_tokens", None), "stop": stop}
+        changed += [name for name in OFF if getattr(params, name, None)]
+        changed += ["temperature"] if temperature != self.ctx.sampling.temperature else []
+        if changed:
+            raise AgentError(
+                f"sampling_params.{changed[0]} changes the distribution that is sampled, which training refuses"
+            )
+
+
+def _stops(params: Any) -> tuple[str, ...]:
+    stop = getattr(params, "stop", None)
+    return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def _is(value: Any, neutral: Any) -> bool:

@@ -54,7 +54,9 @@ class OpenRLHFExecutor(AgentExecutorBase):
         }
         result = await self._run({name: value for name, value in given.items() if name in self._takes}, ctx, engine)
         results = result if isinstance(result, list) else [result]
-        if not all(isinstance(one, Mapping) for one in results):
+        if not all(
+            isinstance(one, Mapping) and {"observation_tokens", "action_ranges"} <= one.keys() for one in results
+        ):
             raise AgentError(
                 f"{self.name}: execute must return a dict with observation_tokens, action_ranges and reward"
             )

@@ -1,62 +1,83 @@
-"""Loading such files: `openrlhf.utils` is ours while one loads, unless the real package is installed."""
+"""Loading such files: what they import from `openrlhf.utils` is ours, unless the real package is installed."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
+import importlib.abc
+import importlib.machinery
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
 from .. import registry
 from ..errors import ConfigError
 
+PACKAGES = ("openrlhf", "openrlhf.utils")
+MODULES = (*PACKAGES, "openrlhf.utils.agent", "openrlhf.utils.logging_utils", "openrlhf.utils.math_utils")
+GRADING = ("extract_boxed_answer", "grade_answer")
+FILE = "__openrlhf__"
+"""What marks the globals of a file that was loaded here."""
 _lock = threading.RLock()
 
 
+class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """The last finder: asked for what nobody else has. It answers code of such files, and what that calls or what loads or
+    runs them, and nobody else: to the rest of the process openrlhf is not there.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in MODULES or _is_installed() or not _asked_by_a_file():
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname in PACKAGES)
+
+    def exec_module(self, module: ModuleType) -> None:
+        from . import agent, math_answers
+
+        grading = {name: getattr(math_answers, name) for name in GRADING}
+        held: dict[str, dict[str, Any]] = {
+            "openrlhf.utils": grading,
+            "openrlhf.utils.math_utils": grading,
+            "openrlhf.utils.agent": {name: getattr(agent, name) for name in agent.__all__},
+            "openrlhf.utils.logging_utils": {"init_logger": logging.getLogger},
+        }
+        vars(module).update(held.get(module.__name__, {}))
+
+
+def _is_installed() -> bool:
+    """Whether the package in use is a real one, which is then not added to."""
+    package = sys.modules.get("openrlhf")
+    return package is not None and getattr(package, "__file__", None) is not None
+
+
+def _asked_by_a_file() -> bool:
+    frame = sys._getframe(2)
+    while frame is not None:
+        if FILE in frame.f_globals or frame.f_globals.get("__package__") == __package__:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def load_file(path: str) -> ModuleType:
-    """As `registry.load_file`, with the stand-in in place. Raises ConfigError."""
-    with stand_in():
-        return registry.load_file(path)
-
-
-@contextlib.contextmanager
-def stand_in() -> Iterator[None]:
-    """Inside, what such files import from `openrlhf.utils` does; afterwards it is gone again."""
+    """As `registry.load_file`; what the file imports from `openrlhf.utils` is ours, now and when its functions run. No module
+    of that name stays behind in `sys.modules`. Raises ConfigError.
+    """
     with _lock:
-        if "openrlhf" in sys.modules or importlib.util.find_spec("openrlhf") is not None:
-            yield
-            return
-        modules = _modules()
-        sys.modules.update(modules)
+        if not any(isinstance(finder, StandIn) for finder in sys.meta_path):
+            sys.meta_path.append(StandIn())
+        there = set(sys.modules)
         try:
-            yield
+            module = registry.load_file(path)
         finally:
-            for name in modules:
-                sys.modules.pop(name, None)
-
-
-def _modules() -> dict[str, ModuleType]:
-    from . import agent, math_answers
-
-    package, utils = ModuleType("openrlhf"), ModuleType("openrlhf.utils")
-    speaking = ModuleType("openrlhf.utils.logging_utils")
-    speaking.init_logger = logging.getLogger  # type: ignore[attr-defined]
-    package.__path__, utils.__path__ = [], []
-    parts = {"agent": agent, "logging_utils": speaking, "math_utils": math_answers}
-    package.utils = utils  # type: ignore[attr-defined]
-    for name in ("extract_boxed_answer", "grade_answer"):
-        setattr(utils, name, getattr(math_answers, name))
-    for name, part in parts.items():
-        setattr(utils, name, part)
-    return {
-        "openrlhf": package,
-        "openrlhf.utils": utils,
-        **{f"{utils.__name__}.{name}": part for name, part in parts.items()},
-    }
+            for name in MODULES:
+                if name not in there and isinstance(getattr(sys.modules.get(name), "__loader__", None), StandIn):
+                    del sys.modules[name]
+    vars(module)[FILE] = True
+    return module
 
 
 def is_file(spec: str) -> bool:
@@ -81,8 +102,7 @@ def agent_executor(path: str) -> Any:
 
 def _made(path: str, executor: Any) -> Any:
     try:
-        with stand_in():
-            return executor() if isinstance(executor, type) else executor
+        return executor() if isinstance(executor, type) else executor
     except Exception as error:
         raise ConfigError(f"--agent {path}: AgentExecutor() raised {type(error).__name__}: {error}") from error
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -175,6 +176,9 @@ async def test_a_reward_file_that_grades_mathematical_answers(
     [
         ("params.temperature = 0.1", "pass", "sampling_params.temperature changes the distribution"),
         ("params.top_p = 0.5", "pass", "sampling_params.top_p changes the distribution"),
+        ("params.frequency_penalty = 0.5", "pass", "sampling_params.frequency_penalty changes the distribution"),
+        ("params.bad_words = ['x']", "pass", "sampling_params.bad_words changes the distribution"),
+        ("params.n = 2", "pass", "a call gives one sample"),
         ("pass", "ids[0] = 5", "other tokens than the engine sampled"),
         ("pass", "raise KeyError('state')", "raised KeyError"),
         ("time.sleep(3)", "pass", "took longer than"),
@@ -199,7 +203,142 @@ async def test_what_goes_wrong_is_said(before: str, after: str, message: str, tm
     assert ended.error is not None and message in str(ended.error) and ended.total_reward is None
 
 
-def test_the_stand_in_is_there_only_while_a_file_loads(tmp_path: Path) -> None:
+@pytest.mark.slow
+async def test_an_agent_with_an_openai_server_of_its_own(vlm: Renderer) -> None:
+    """Two turns over HTTP with vLLM's SamplingParams, whose text has no special tokens; several episodes at once."""
+    served, stop = executor("openai_server"), vlm.tokenizer.eos_token_id
+    engine = ScriptedEngine(lambda request: Reply([vlm.tokenizer("3").input_ids[0], stop]))
+    limits = Limits(max_turns=2, max_new_tokens=8, max_len=400)
+    played = [run_episode(served, engine, vlm, Task(str(i), f"{i}+2=?", label=3), limits=limits) for i in range(3)]
+    for episode in await asyncio.gather(*played):
+        assert episode.error is None, episode.error
+        (row,) = episode.rows()
+        assert row.token_ids[row.loss_mask].tolist() == [vlm.tokenizer("3").input_ids[0], stop] * 2
+        assert episode.score == 1.0 and episode.metrics["letters"] == 1 and not episode.truncated
+        turn = vlm.text(row.token_ids, special=True).partition("assistant\n3<|im_end|>\n")[2]
+        assert turn.startswith("<|im_start|>user\nAgain.<|im_end|>")
+    served.theirs.server.should_exit = True
+
+
+TEXTS = """
+from types import SimpleNamespace
+from openrlhf.utils.agent import AgentExecutorBase
+class AgentExecutor(AgentExecutorBase):
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
+        params = SimpleNamespace(max_tokens=8, temperature=1.0, **label)
+        output = (await llm_engine.generate([1, 2], params)).outputs[0]
+        self.text, ids = output.text, list(output.token_ids)
+        return {"observation_tokens": [1, 2, *ids], "action_ranges": [(2, 2 + len(ids))], "reward": 1.0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({}, "<|im_start|>12ab<|im_end|>"),
+        ({"skip_special_tokens": True}, "12ab"),
+        ({"include_stop_str_in_output": False}, "<|im_start|>12ab"),
+        ({"stop": ["2"]}, "<|im_start|>12"),
+        ({"stop": "2", "include_stop_str_in_output": False, "skip_special_tokens": True}, "1"),
+    ],
+)
+async def test_the_text_of_a_sample_is_what_the_sampling_parameters_say(
+    params: dict[str, Any], text: str, tmp_path: Path, vlm: Renderer
+) -> None:
+    (tmp_path / "agent.py").write_text(TEXTS)
+    config = Config.model_validate({"agent": {"name": [str(tmp_path / "agent.py")]}, "data": {"path": "x"}})
+    agent: Any = make_executor(config)
+    ids = vlm.tokenizer("<|im_start|>12ab<|im_end|>", add_special_tokens=False).input_ids
+    ended = await run_episode(agent, ScriptedEngine([Reply(ids)]), vlm, Task("0", "a", label=params))
+    assert ended.error is None, ended.error
+    assert agent.theirs.text == text and ended.rows()[0].token_ids[2:].tolist() == ids, "what is trained is whole"
+
+
+LATE = """
+import importlib, threading
+from elsewhere_in_a_test import helped
+def reward_func(queries, prompts, labels):
+    from openrlhf.utils import extract_boxed_answer
+    found = []
+    thread = threading.Thread(target=lambda: found.append(importlib.import_module("openrlhf.utils.math_utils")))
+    thread.start()
+    thread.join()
+    assert found[0].extract_boxed_answer is extract_boxed_answer and helped("\\\\boxed{4}") == "4"
+    return {"rewards": [float(extract_boxed_answer(queries[0]) == labels[0])]}
+class AgentExecutor:
+    def __init__(self):
+        from openrlhf.utils.agent import SingleTurnAgentExecutor
+        self.inner = SingleTurnAgentExecutor(__file__)
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
+        from openrlhf.utils.logging_utils import init_logger
+        init_logger("late").debug("asked")
+        return await self.inner.execute(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine)
+"""
+HELPER = """
+def helped(text):
+    from openrlhf.utils.math_utils import extract_boxed_answer
+    return extract_boxed_answer(text)
+"""
+
+
+def is_there() -> bool:
+    """Whether code that is of no such file finds openrlhf."""
+    if importlib.util.find_spec("openrlhf") is not None:
+        return True
+    try:
+        importlib.import_module("openrlhf.utils.agent")
+    except ImportError:
+        return False
+    return True
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "openrlhf"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def nobody_imported_it() -> Iterator[None]:
+    """Before and after, sys.modules has no openrlhf of another test."""
+    _forget()
+    yield
+    _forget()
+
+
+@pytest.mark.usefixtures("nobody_imported_it")
+async def test_functions_import_what_the_file_could(
+    tmp_path: Path, vlm: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Imports inside functions, of threads and of modules that they call; to others openrlhf is not there."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "elsewhere_in_a_test.py").write_text(HELPER)
+    (tmp_path / "late.py").write_text(LATE)
+    reward = reward_function(str(tmp_path / "late.py"))
+    assert not is_there()
+    assert reward("Q \\boxed{3}", "Q ", "3")["reward"] == 1.0
+    config = Config.model_validate({"agent": {"name": [str(tmp_path / "late.py")]}, "data": {"path": "x"}})
+    engine = ScriptedEngine([Reply([*vlm.tokenizer("\\boxed{3}").input_ids, vlm.tokenizer.eos_token_id])])
+    ended = await run_episode(make_executor(config), engine, vlm, Task("0", "a", label="3"))
+    assert ended.error is None and ended.total_reward == 1.0, ended.error
+
+
+@pytest.mark.usefixtures("nobody_imported_it")
+async def test_an_installed_openrlhf_is_the_one_that_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor("counting_agent")
+    (tmp_path / "openrlhf" / "utils").mkdir(parents=True)
+    (tmp_path / "openrlhf" / "__init__.py").write_text("")
+    (tmp_path / "openrlhf" / "utils" / "__init__.py").write_text("def extract_boxed_answer(text): return 'theirs'\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = "    from openrlhf.utils import extract_boxed_answer as e\n    return float(e('x') == 'theirs')\n"
+    (tmp_path / "real.py").write_text(f"def reward_func(queries, prompts, labels):\n{said}")
+    assert reward_function(str(tmp_path / "real.py"))("Q", "Q", "")["reward"] == 1.0
+    (tmp_path / "more.py").write_text("from openrlhf.utils.math_utils import grade_answer\n")
+    with pytest.raises(ConfigError, match=r"No module named 'openrlhf.utils.math_utils'"):
+        reward_function(str(tmp_path / "more.py"))
+
+
+@pytest.mark.usefixtures("nobody_imported_it")
+def test_the_stand_in_is_not_left_in_sys_modules(tmp_path: Path) -> None:
     executor("counting_agent")
     assert not any(name.partition(".")[0] == "openrlhf" for name in sys.modules)
     (tmp_path / "other.py").write_text("def f(completion):\n    return 0.0\n")
@@ -213,10 +352,10 @@ def test_the_stand_in_is_there_only_while_a_file_loads(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_file_is_trained_on_a_real_engine(tmp_path: Path) -> None:
-    """One run, one engine: a text agent, an image agent, an executor of its own and a reward file."""
+    """One run, one engine: a text agent, an image agent, an executor of its own, one with an OpenAI server, a reward file."""
     import subprocess
 
-    names = ("counting_agent", "picture_agent", "own_executor", "reward")
+    names = ("counting_agent", "picture_agent", "own_executor", "openai_server", "reward")
     rows = [{"input": "3+4", "label": {"file": name, "answer": 7}} for name in names]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     from agentrl.trainers.tiny import make_tiny
@@ -226,7 +365,7 @@ def test_every_file_is_trained_on_a_real_engine(tmp_path: Path) -> None:
     data = ["--data.path", str(tmp_path / "rows.jsonl"), "--data.label-key", "label", "--model", model]
     sizes = [
         "--train.batch-groups",
-        "4",
+        "5",
         "--rollout.n-samples",
         "4",
         "--train.steps",
@@ -242,7 +381,7 @@ def test_every_file_is_trained_on_a_real_engine(tmp_path: Path) -> None:
     assert [record["step"] for record in records] == [1, 2]
     assert all(record["mismatch/max_abs"] < 1e-4 and record["policy/grad_norm"] > 0 for record in records)
     lines = [json.loads(line) for file in (tmp_path / "run" / "rollouts").iterdir() for line in file.open()]
-    assert len(lines) == 32 and all(line["outcome"] == "trained" and line["error"] is None for line in lines), lines[0]
+    assert len(lines) == 40 and all(line["outcome"] == "trained" and line["error"] is None for line in lines), lines[0]
     for name in names:
         mine = [line for line in lines if line["metrics"].get(name)]
         assert len(mine) == 8 and all(line["total_reward"] is not None for line in mine)

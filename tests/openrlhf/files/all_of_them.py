@@ -17,7 +17,9 @@ def load(name):
 
 class AgentExecutor(AgentExecutorBase):
     def __init__(self):
-        self.by_name = {name: load(name) for name in ("counting_agent", "picture_agent", "own_executor")}
+        self.by_name = {
+            name: load(name) for name in ("counting_agent", "picture_agent", "own_executor", "openai_server")
+        }
         self.by_name["reward"] = SingleTurnAgentExecutor(str(FOLDER / "reward.py"))
 
     async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine):
