@@ -167,7 +167,7 @@ def _eight_bits(picture: PILImage.Image) -> PILImage.Image:
 def _shown(source: Any) -> str:
     if isinstance(source, bytes):
         return f"{len(source)} bytes"
-    return repr(source)[:80] if isinstance(source, str) else os.fspath(source)
+    return repr(source)[:80] if isinstance(source, str) else os.fspath(source)[:400]
 
 
 Part = Text | Image

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import glob
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ..errors import DataError
 from .lines import check_encoding
 
 
@@ -26,10 +28,17 @@ def read_cells(place: Path) -> tuple[Any, dict[int, str]]:
         names = next(records, [])
         while names and not names[-1].strip():
             names.pop()
-        bad = {number: what for number, cells in enumerate(records) if (what := _wrong(cells, len(names)))}
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise DataError(f"--data.path {place}: two of its columns are called {twice[0]!r}")
+        bad, number = dict[int, str](), -1
+        for number, cells in enumerate(records):
+            if what := _wrong(cells, len(names)):
+                bad[number] = what
+    if number < 0:
+        raise DataError(f"--data.path {place}: there are no rows below its header")
     table = datasets.load_dataset(
         "csv",
-        data_files=str(place),
+        data_files=glob.escape(str(place)),
         split="train",
         keep_default_na=False,
         sep=separator,

@@ -16,6 +16,8 @@ from .fetch import fetch
 
 HOLDERS = ("bytes", "image", "path", "url", "base64")
 """Keys of a dict that hold the picture, in the order in which they are asked."""
+INLINE = "data:image/png;base64,"
+LONGEST_PATH = 4096
 BLANK = Image(PILImage.new("RGB", (1, 1)))
 
 
@@ -30,8 +32,8 @@ class Album:
     unseen: bool = False
 
     def all(self, value: Any) -> tuple[Image, ...]:
-        """The pictures of a cell: none, one, or a list. Raises DataError."""
-        items = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        """The pictures of a cell: none, one, or a list; an empty cell of a csv file has none. Raises DataError."""
+        items = value if isinstance(value, list | tuple) else [] if value in (None, "") else [value]
         return tuple(self.one(item) for item in items)
 
     def one(self, item: Any) -> Image:
@@ -44,24 +46,29 @@ def read_picture(item: Any, folder: Path, section: DataSection) -> Image:
     URL. As many pixels as `min_pixels` and `max_pixels` allow. Not decoded yet unless it has to be resized.
     """
     if isinstance(item, dict):
-        held = next((key for key in HOLDERS if item.get(key) is not None), None)
-        if held is None:
-            raise DataError(
-                f"a picture as an object has one of {', '.join(HOLDERS)}; this has {', '.join(item) or 'none'}"
-            )
-        found = item[held]
-        item = (
-            f"data:image/png;base64,{found}" if held == "base64" else found["url"] if isinstance(found, dict) else found
-        )
+        return read_picture(_held(item), folder, section)
     if isinstance(item, str):
         item = _named(item, folder, section)
     return bounded(Image(item), section.min_pixels, section.max_pixels)
+
+
+def _held(picture: dict[str, Any]) -> Any:
+    """What is in an object. Bytes that are text, as JSON has none, are base64."""
+    key = next((key for key in HOLDERS if picture.get(key) is not None), None)
+    if key is None:
+        raise DataError(
+            f"a picture as an object has one of {', '.join(HOLDERS)}; this has {', '.join(picture) or 'none'}"
+        )
+    found = picture[key]
+    return f"{INLINE}{found}" if key in ("base64", "bytes") and isinstance(found, str) else found
 
 
 def _named(name: str, folder: Path, section: DataSection) -> str | bytes | Path:
     if name.startswith("data:"):
         return name
     if not name.startswith(("http://", "https://")):
+        if len(name) > LONGEST_PATH:
+            raise DataError(f"{name[:40]}… is too long for a path: base64 has {INLINE!r} before it")
         return folder / name.removeprefix("file://")
     if not section.allow_urls:
         raise DataError(f"{name[:80]}: images are fetched from the network only with --data.allow-urls")

@@ -6,9 +6,11 @@ every row has the types its own line says, and a line that is no JSON is one bad
 
 from __future__ import annotations
 
+import glob
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,19 +178,19 @@ class ListRows(Rows):
 
     def __init__(self, name: str, folder: Path, listed: list[Any], escapes: str = "") -> None:
         super().__init__(name, folder)
-        self._listed = listed
-        self._escapes = escapes
+        self.listed = listed
+        self.escapes = escapes
 
     def __len__(self) -> int:
-        return len(self._listed)
+        return len(self.listed)
 
     @property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys(key for row in self._listed[:LOOKED_AT] if isinstance(row, dict) for key in row))
+        return list(dict.fromkeys(key for row in self.listed[:LOOKED_AT] if isinstance(row, dict) for key in row))
 
     def row(self, number: int) -> Row:
-        row = self._listed[number]
-        what = not_a_row(row, self._escapes)
+        row = self.listed[number]
+        what = not_a_row(row, self.escapes)
         if what:
             raise self.error(number, what)
         return dict(row)
@@ -243,8 +245,6 @@ def file_kind(path: Path) -> str | None:
 
 
 def _open(path: str, place: Path, kind: str | None, split: str) -> Rows:
-    import datasets
-
     if place.is_dir():
         return _folder(path, place, split)
     if not place.is_file():
@@ -256,7 +256,14 @@ def _open(path: str, place: Path, kind: str | None, split: str) -> Rows:
     if kind == "csv":
         return _cells(path, place.parent, [place])
     assert kind is not None
-    return TableRows(path, place.parent, datasets.load_dataset(kind, data_files=str(place), split="train"))
+    return TableRows(path, place.parent, _table(kind, [str(place)]))
+
+
+def _table(kind: str, files: list[str], **options: Any) -> Any:
+    """The rows of files, whose names are no patterns."""
+    import datasets
+
+    return datasets.load_dataset(kind, data_files=[glob.escape(file) for file in files], split="train", **options)
 
 
 def _cells(path: str, folder: Path, files: list[Path]) -> TableRows:
@@ -272,12 +279,10 @@ def _cells(path: str, folder: Path, files: list[Path]) -> TableRows:
 
 def _lines(files: list[str]) -> Any:
     """Bytes that are no UTF-8 become the MARK and two hexadecimal digits, so that their row is a bad one."""
-    import datasets
-
     for file in files:
         if Path(file).suffix not in PACKED:
             check_encoding(Path(file))
-    return datasets.load_dataset("text", data_files=files, split="train", encoding_errors=mark_bytes())
+    return _table("text", files, encoding_errors=mark_bytes())
 
 
 def _first_character(place: Path) -> str:
@@ -313,11 +318,23 @@ def _folder(path: str, place: Path, split: str) -> Rows:
     if (place / "state.json").is_file():
         return TableRows(path, place, datasets.load_from_disk(str(place)))
     files = _split_files(place, split)
-    if files and all(_holds_lines(Path(file)) for file in files):
-        return LineRows(path, place, _lines(files))
-    if files and all(file_kind(Path(file)) == "csv" for file in files):
-        return _cells(path, place, [Path(file) for file in files])
-    return TableRows(path, place, datasets.load_dataset(str(place), split=split))
+    if not files:
+        return TableRows(path, place, datasets.load_dataset(str(place), split=split))
+    kinds = {"lines" if _holds_lines(file) else str(file_kind(file)) for file in files}
+    if len(kinds) > 1:
+        names = ", ".join(sorted({file.suffix for file in files}))
+        raise DataError(f"--data.path {path} has files of several kinds ({names}): give those of one kind.")
+    (kind,) = kinds
+    if kind == "lines":
+        return LineRows(path, place, _lines([str(file) for file in files]))
+    if kind == "csv":
+        return _cells(path, place, files)
+    if kind == "json":
+        documents = [_document(str(file), file) for file in files]
+        return ListRows(
+            path, place, [row for one in documents for row in one.listed], "".join(d.escapes for d in documents)
+        )
+    return TableRows(path, place, _table(kind, [str(file) for file in files]))
 
 
 def _holds_lines(file: Path) -> bool:
@@ -325,15 +342,20 @@ def _holds_lines(file: Path) -> bool:
     return kind == "lines" or (kind == "json" and _first_character(file) != "[")
 
 
-def _split_files(place: Path, split: str) -> list[str]:
-    """The files of a split, empty where `datasets` finds none by their names."""
+def _split_files(place: Path, split: str) -> list[Path]:
+    """The files of a split that hold rows; empty where `datasets` finds none by their names, and where they only describe
+    pictures beside them.
+    """
     from datasets.data_files import DataFilesDict, EmptyDatasetError, get_data_patterns
 
+    base = glob.escape(str(place))
     try:
-        found = DataFilesDict.from_patterns(get_data_patterns(str(place)), base_path=str(place))
+        found = DataFilesDict.from_patterns(get_data_patterns(base), base_path=base)
     except (EmptyDatasetError, FileNotFoundError):
         return []
-    return [str(file) for file in found.get(split, [])]
+    files = [Path(str(file)) for file in found.get(split, [])]
+    rows = [file for file in files if file_kind(file) is not None]
+    return [] if len(rows) < len(files) and any(file.stem == "metadata" for file in rows) else rows
 
 
 def _hub(path: str, split: str) -> Any:
@@ -350,12 +372,23 @@ def _hub(path: str, split: str) -> Any:
 
 
 def _undecoded(table: Any) -> Any:
-    """The table with its pictures as they are stored: they are decoded when a task is made, as those of other files are."""
+    """The table with pictures, and whatever else could be decoded, as they are stored: pictures are decoded when a task is
+    made, as those of other files are, and the rest is nobody's.
+    """
+    closed = {name: _closed(feature) for name, feature in table.features.items()}
+    for name, feature in closed.items():
+        if feature != table.features[name]:
+            table = table.cast_column(name, feature)
+    return table
+
+
+def _closed(feature: Any) -> Any:
+    """A feature of `datasets` that decodes nothing but JSON."""
     import datasets
 
-    for name, feature in table.features.items():
-        if isinstance(feature, datasets.Image):
-            table = table.cast_column(name, datasets.Image(decode=False))
-        elif isinstance(getattr(feature, "feature", None), datasets.Image):
-            table = table.cast_column(name, datasets.List(datasets.Image(decode=False)))
-    return table
+    if isinstance(feature, dict):
+        return {name: _closed(inner) for name, inner in feature.items()}
+    if isinstance(feature, datasets.List | datasets.LargeList):
+        return replace(feature, feature=_closed(feature.feature))
+    decodes = getattr(feature, "decode", False) and not isinstance(feature, datasets.Json)
+    return replace(feature, decode=False) if decodes else feature

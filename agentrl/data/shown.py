@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from ..messages import Image, Message, Text, as_message
 from .pictures import Album
 
 PLACE = "<image>"
-"""Where a picture of the image column stands in a prompt that is a string."""
+"""Where a picture of the image column stands in a text."""
 SPEAKERS = ("system", "user", "assistant", "tool")
 ROLES = {"human": "user", "gpt": "assistant", "function": "tool"} | {r: r for r in SPEAKERS}
 """The roles of messages with the keys `from` and `value` (ShareGPT)."""
@@ -61,22 +62,31 @@ def cell(row: Mapping[str, Any], column: str) -> Any:
 
 
 def _with_places(prompt: str, images: tuple[Image, ...]) -> list[Message]:
-    texts = prompt.split(PLACE)
-    if len(texts) != len(images) + 1:
-        raise DataError(f"the prompt has {len(texts) - 1} places {PLACE} for {len(images)} images")
-    parts: list[Any] = [Text(texts[0])]
-    for image, text in zip(images, texts[1:], strict=True):
-        parts += [image, Text(text)]
-    return [{"role": "user", "content": [part for part in parts if part != ""]}]
+    places = prompt.count(PLACE)
+    if places != len(images):
+        raise DataError(f"the prompt has {places} places {PLACE} for {len(images)} images")
+    return [{"role": "user", "content": _cut(prompt, iter(images))}]
+
+
+def _cut(text: str, images: Iterator[Any]) -> list[Any]:
+    """The text with one of the images at each of its places."""
+    first, *others = text.split(PLACE)
+    parts: list[Any] = [Text(first)]
+    for other in others:
+        parts += [next(images), Text(other)]
+    return [part for part in parts if part != ""]
 
 
 def _conversation(
     prompt: list[Any], images: tuple[Image, ...], tools: tuple[dict[str, Any], ...], album: Album
 ) -> Shown:
-    """Messages with every picture in its place: a part without one takes the next of the image column; where no part asks,
-    they stand before the first user's text.
+    """Messages with every picture in its place: a part without one takes the next of the image column, and where all
+    contents are texts so does each <image> in what the assistant did not say; where nothing asks, they stand before the
+    first user's text.
     """
     rest, shown = iter(images), list[Image]()
+    if images and not any(isinstance(m.get("content"), list | tuple) for m in prompt if isinstance(m, Mapping)):
+        prompt = [_with_parts(message) for message in prompt]
     messages = [_message(message, rest, shown, album) for message in prompt]
     left = tuple(rest)
     if left and len(left) < len(images):
@@ -90,6 +100,15 @@ def _conversation(
         if message["role"] != "assistant" and message["content"] in (None, []):
             raise DataError(f"message {i}, of the {message['role']}, has no content")
     return Shown(messages, tuple(shown), tools)
+
+
+def _with_parts(message: Any) -> Any:
+    """A message whose text has places for pictures as one of parts."""
+    key = "content" if isinstance(message, Mapping) and message.get("content") is not None else "value"
+    text = message.get(key) if isinstance(message, Mapping) and role_of(message) != "assistant" else None
+    if not isinstance(text, str) or PLACE not in text:
+        return message
+    return {**message, key: _cut(text, itertools.repeat({"type": "image"}))}
 
 
 def _message(message: Any, rest: Iterator[Image], shown: list[Image], album: Album) -> Message:

@@ -64,6 +64,8 @@ def test_empty_cells_at_the_end_of_csv_rows_are_nothing(header: str, tmp_path: P
     (tmp_path / "data.csv").write_text(header.replace("\n\ufeff", "\ufeff\n") + "\na,1,\n\n  \nb,2,,\nc\n")
     rows = [row for _, row in open_rows(str(tmp_path / "data.csv")).scan()]
     assert rows == [{"input": "a", "y": "1"}, {"input": "b", "y": "2"}, {"input": "c", "y": ""}]
+    tasks = load_tasks(DataSection(path=str(tmp_path / "data.csv"), image_key="y", check_images=0), evaluation=False)
+    assert tasks[2].images == (), "an empty cell is no picture"
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -77,6 +79,66 @@ def test_cells_without_a_column_make_a_bad_row(folder: bool, tmp_path: Path) -> 
     assert prompts(path) == ["a", "c"] and list(bad_rows(path)) == [1]
     with pytest.raises(DataError, match="row 1 of"):
         open_rows(str(path)).row(1)
+
+
+@pytest.mark.parametrize("name", ["a[1].jsonl", "[b].csv", "c?*.parquet", "ü [x]/train.jsonl", "d[0]/train.csv"])
+def test_names_are_no_patterns(name: str, tmp_path: Path) -> None:
+    import datasets
+
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    (path.parent / "a1.jsonl").write_text('{"input": "other"}\n')
+    if path.suffix == ".parquet":
+        datasets.Dataset.from_list([{"input": "x"}]).to_parquet(path)
+    else:
+        path.write_text("input\nx\n" if path.suffix == ".csv" else '{"input": "x"}\n')
+    assert prompts(path) == ["x"]
+    if path.parent != tmp_path:
+        assert prompts(path.parent) == ["x"]
+
+
+def test_a_folder_with_pictures_beside_its_rows(tmp_path: Path, forms: dict[str, Any]) -> None:
+    """Rows keep their types; what is in a folder of pictures with a description is read by `datasets`."""
+    folder = tmp_path / "corpus"
+    (folder / "images").mkdir(parents=True)
+    for i in range(3):
+        (folder / "images" / f"{i}.png").write_bytes(forms["bytes"])
+    rows = [{"input": "a", "image": "images/0.png", "label": 7}, {"input": "b", "image": "images/1.png", "label": "7"}]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tasks = load_tasks(DataSection(path=str(folder), image_key="image", label_key="label"), evaluation=False)
+    assert [task.label for task in tasks] == [7, "7"] and tasks[1].images[0].size == (2, 2)
+    (folder / "data.jsonl").rename(folder / "data.json")
+    (folder / "data.json").write_text(json.dumps(rows))
+    tasks = load_tasks(DataSection(path=str(folder), image_key="image", label_key="label"), evaluation=False)
+    assert [task.label for task in tasks] == [7, "7"]
+    (folder / "more.csv").write_text("input,image,label\nc,images/2.png,7\n")
+    with pytest.raises(DataError, match=r"has files of several kinds \(.csv, .json\): give those of one kind"):
+        open_rows(str(folder))
+    described = tmp_path / "described"
+    (folder / "images").rename(described)
+    (described / "metadata.jsonl").write_text('{"file_name": "0.png", "input": "a"}\n')
+    assert set(open_rows(str(described)).columns) == {"image", "input"}
+
+
+def test_columns_that_nobody_asks_for_are_not_decoded(tmp_path: Path) -> None:
+    import datasets
+
+    table = datasets.Dataset.from_list([{"input": "q", "sound": {"bytes": b"no sound", "path": None}, "many": []}])
+    table.cast_column("sound", datasets.Audio()).save_to_disk(tmp_path / "disk")
+    (row,) = (row for _, row in open_rows(str(tmp_path / "disk")).scan())
+    assert isinstance(row, dict) and row["sound"]["bytes"] == b"no sound"
+
+
+def test_json_in_a_column_is_read(tmp_path: Path) -> None:
+    import datasets
+
+    features = datasets.Features({"input": datasets.Value("string"), "label": datasets.Json()})
+    table = datasets.Dataset.from_list(
+        [{"input": "q", "label": {"a": 1}}, {"input": "q", "label": [2]}], features=features
+    )
+    table.save_to_disk(tmp_path / "disk")
+    tasks = load_tasks(DataSection(path=str(tmp_path / "disk"), label_key="label"), evaluation=False)
+    assert [task.label for task in tasks] == [{"a": 1}, [2]]
 
 
 def test_packed_lines_blank_lines_and_a_mark_at_the_start(tmp_path: Path) -> None:
@@ -120,6 +182,8 @@ def test_lines_that_are_no_json_are_bad_rows(tmp_path: Path, caplog: pytest.LogC
         ("half.json", '[{"input": "a", "\\uDC00": 1}]', "row 0 of .*half of a surrogate pair"),
         ("text.md", "hello", "files are read by their ending: .jsonl, .json, .parquet"),
         ("broken.json", "[1, ", "is no JSON"),
+        ("twice.csv", "input,y,y\na,1,2\n", "two of its columns are called 'y'"),
+        ("header.csv", "input,y\n\n", "there are no rows below its header"),
         ("broken.parquet", "PARQUET?", "broken.parquet"),
         ("./nowhere", None, "there is no such file or folder"),
     ],

@@ -132,11 +132,53 @@ def test_where_pictures_stand_in_a_prompt(tmp_path: Path, forms: dict[str, Any])
     assert order("a <image> b <image>", "red.png", forms["bytes"]) == ["a ", "I", " b ", "I"]
     assert order(user(text, image), "red.png") == ["b", "I"]
     assert order([{"role": "user", "content": "a"}], "red.png") == ["I", "a"]
+    said = [{"from": "human", "value": "<image>a<image>"}, {"from": "gpt", "value": "<image>?"}]
+    said += [{"from": "human", "value": "b <image>"}]
+    assert order(said[:1], *["red.png"] * 2) == ["I", "a", "I"]
+    shown: Any = read_row({"input": said, "image": ["red.png"] * 3}, pictures, tmp_path).prompt
+    assert [len(message["content"]) for message in shown] == [3, 8, 2] and shown[2]["content"][0] == "b "
+    assert read_row({"input": said, "image": []}, pictures).prompt[0]["content"] == "<image>a<image>"  # type: ignore[index]
     assert order(user(text, {"type": "image", "image": "red.png"})) == ["b", "I"]
     assert order(user({"type": "image_url", "image_url": {"url": forms["data"]}}, text)) == ["I", "b"]
-    for prompt, images in (("<image>", 2), (user(image, image), 1), (user(image), 2)):
+    text_alone = {"role": "user", "content": "<image>"}
+    for prompt, images in (
+        ("<image>", 2),
+        (user(image, image), 1),
+        (user(image), 2),
+        ([text_alone], 2),
+        ([text_alone] * 2, 1),
+    ):
         with pytest.raises(DataError, match=r"places? "):
             order(prompt, *["red.png"] * images)
+
+
+def test_a_picture_in_an_object_in_a_part(stored: Callable[..., str], forms: dict[str, Any]) -> None:
+    """As columnar files store messages, with their pictures as features of `datasets` or as plain structs."""
+    import datasets
+
+    part = {"type": "image", "image": forms["dict"], "text": None}
+    rows = [{"input": [{"role": "user", "content": [part, {"type": "text", "image": None, "text": "b"}]}]}]
+    content = datasets.List(
+        {"type": datasets.Value("string"), "image": datasets.Image(), "text": datasets.Value("string")}
+    )
+    features = datasets.Features({"input": datasets.List({"role": datasets.Value("string"), "content": content})})
+    path = f"{Path(stored('parquet', rows)).parent}/features.parquet"
+    datasets.Dataset.from_list(rows, features=features).to_parquet(path)
+    for place in (stored("parquet", rows), path):
+        (task,) = load_tasks(section(path=place), evaluation=False)
+        assert [image.pil.getpixel((0, 0)) for image in task.images] == [(200, 10, 10)]
+    with pytest.raises(DataError, match=r"row 0 of .*: a picture as an object has one of .*; this has file"):
+        row_task(0, {"input": [{"role": "user", "content": [{"type": "image", "image": {"file": "x"}}]}]}, section())
+
+
+def test_pictures_in_base64(forms: dict[str, Any]) -> None:
+    text = forms["data"].partition(",")[2]
+    for form in ({"bytes": text}, {"base64": text}, {"bytes": text, "path": "gone.png"}):
+        (image,) = row_task(0, {"input": "a", "image": form}, section(image_key="image")).images
+        assert image.pil.getpixel((0, 0)) == (200, 10, 10)
+    with pytest.raises(DataError, match="too long for a path: base64 has 'data:image/png;base64,' before it") as said:
+        row_task(0, {"input": "a", "image": text * 100}, section(image_key="image"))
+    assert len(str(said.value)) < 300
 
 
 @settings(deadline=None)
