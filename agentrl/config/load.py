@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import io
+import re
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, TypeVar
@@ -74,29 +75,46 @@ def _refused_value(leaving: BaseException) -> ValidationError | None:
 
 
 def read_file(path: str, flag: str = "--config") -> dict[str, Any]:
-    """A TOML or YAML file as nested dicts, `-` in keys as `_`. No environment variable is expanded."""
+    """A TOML or YAML file as nested dicts, `-` in keys as `_`; a section without content is an empty one. No environment
+    variable is expanded.
+    """
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"{flag} {path}: there is no such file.")
     if file.suffix not in (".toml", ".yaml", ".yml"):
         raise ConfigError(f"{flag} {path}: a configuration is a .toml, .yaml or .yml file.")
     try:
-        text = file.read_text()
-        loaded = yaml.safe_load(text) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
+        text = file.read_text(encoding="utf-8-sig")
+        loaded = yaml.load(text, _Once) if file.suffix in (".yaml", ".yml") else tomllib.loads(text)
     except (tomllib.TOMLDecodeError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{flag} {path} cannot be read: {' '.join(str(error).split())}") from error
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{flag} {path} must hold sections of options, not a {type(loaded).__name__}.")
-    return _with_underscores(loaded)
+    content = _with_underscores(loaded, f"{flag} {path}")
+    return {name: {} if value is None else value for name, value in content.items()}
 
 
-def _with_underscores(values: dict[Any, Any]) -> dict[str, Any]:
-    return {
-        str(key).replace("-", "_"): _with_underscores(value) if isinstance(value, dict) else value
-        for key, value in values.items()
-    }
+class _Once(yaml.SafeLoader):
+    """YAML in which no key stands twice, as in TOML: PyYAML itself takes the last of them."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        twice = next((key for key in keys if keys.count(key) > 1), None)
+        if twice is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"{twice} stands there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _with_underscores(values: dict[Any, Any], source: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = str(key).replace("-", "_")
+        if name in found:
+            raise ConfigError(f"{source}: {name} stands there twice, once as {key}.")
+        found[name] = _with_underscores(value, source) if isinstance(value, dict) else value
+    return found
 
 
 def validated(model: type[S], values: dict[str, Any], source: str | None) -> S:
@@ -116,7 +134,7 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | None) 
         path = [*filter(None, prefix.split(".")), *(str(part) for part in detail["loc"] if "[" not in str(part))]
         name = ".".join(path)
         if detail["type"] == "extra_forbidden":
-            lines.append(f"There is no option {name}.{_nearest(name, model)}")
+            lines.append(_unknown(name, model))
             continue
         shown = f"{name} = {detail['input']!r}" if source else f"--{name.replace('_', '-')} {detail['input']}"
         lines.append(f"{shown}: {_plainly(detail['msg'])}.")
@@ -124,7 +142,16 @@ def explain(error: ValidationError, model: type[BaseModel], source: str | None) 
 
 
 def _plainly(message: str) -> str:
-    return message.removeprefix("Value error, ").replace("Input should", "it should")
+    said = message.removeprefix("Value error, ").replace("Input should", "it should")
+    return re.sub(r"a valid dictionary or instance of \w+", "a section with options", said)
+
+
+def _unknown(name: str, model: type[BaseModel]) -> str:
+    """An option that is there can only have been a key with dots in it."""
+    if name in option_names(model):
+        section, _, key = name.rpartition(".")
+        return f"{name} is no key: {key} stands in the section {section}."
+    return f"There is no option {name}.{_nearest(name, model)}"
 
 
 def _nearest(wanted: str, model: type[BaseModel]) -> str:

@@ -252,7 +252,7 @@ class Reporters(SilentReporter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        self._stack.__exit__(kind, error, trace)
 
     def stage(self, doing: str) -> None:
         for reporter in self._reporters:

@@ -43,7 +43,7 @@ class RunFolder:
         """Make the folder and save the configuration; records after the step a run goes on from move out of the way."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "config.toml").write_text(config)
+            (self.path / "config.toml").write_text(config, encoding="utf-8")
             if resumed_at is not None:
                 self.rewind(resumed_at)
 

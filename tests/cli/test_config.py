@@ -88,12 +88,16 @@ def test_repeatable_flags_also_take_several_values() -> None:
 
 def test_yaml_values_keep_their_meaning(write) -> None:
     path = write("eval: {enable: false}\noptim: {lr: 1e-6}\nreward: {weights: []}\nrollout:\n", "run.yaml")
-    values = read_file(path)
-    values.pop("rollout")
-    config = validated(Command, values, path)
+    config = validated(Command, read_file(path), path)
     assert config.eval.enable is False
     assert config.optim.lr == 1e-6
     assert config.reward.weights == []
+
+
+def test_a_mark_at_the_start_of_a_file_is_no_key(tmp_path: Path) -> None:
+    for name, text in (("run.toml", "[train]\nsteps = 4"), ("run.yaml", "train: {steps: 4}")):
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        assert parse("--config", str(tmp_path / name)).train.steps == 4
 
 
 def test_an_empty_file_is_no_options(write) -> None:
@@ -176,7 +180,12 @@ def test_a_value_of_the_wrong_type_in_a_file_names_the_file_and_the_key(write) -
         ("[rollout", "run.toml", "cannot be read"),
         ("a: [", "run.yaml", "cannot be read"),
         ("- a", "run.yaml", "must hold sections"),
-        ("rollout = 3", "run.toml", "rollout = 3"),
+        ("rollout = 3", "run.toml", "rollout = 3: it should be a section with options"),
+        ("optim: {lr: 1}\noptim: {warmup: 3}", "run.yaml", "optim stands there twice"),
+        ("optim:\n  lr: 1\n  betas: [0, 0]\n  lr: 2", "run.yaml", "lr stands there twice"),
+        ("[train]\nbatch-groups = 3\nbatch_groups = 4", "run.toml", "batch_groups stands there twice"),
+        ("train.steps: 4", "run.yaml", "train.steps is no key: steps stands in the section train"),
+        ("algo.kl.coef: 4", "run.yaml", "algo.kl.coef is no key: coef stands in the section algo.kl"),
     ],
 )
 def test_a_file_that_is_none_says_so(write, text: str, name: str, said: str) -> None:

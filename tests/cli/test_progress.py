@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,17 @@ from rich.console import Console
 
 from agentrl.cli import console as consoles
 from agentrl.errors import ConfigError
-from agentrl.report.progress import BARS, History, duration, evaluation_line, make_reporter, sparkline, step_line
+from agentrl.report.progress import (
+    BARS,
+    History,
+    Reporters,
+    SilentReporter,
+    duration,
+    evaluation_line,
+    make_reporter,
+    sparkline,
+    step_line,
+)
 
 STEP = {
     "step": 3,
@@ -144,6 +156,20 @@ def test_tensorboard_gets_every_number(tmp_path) -> None:
     events.Reload()
     assert set(events.Tags()["scalars"]) == set(STEP) - {"step", "time"}
     assert events.Scalars("reward/mean")[0].step == 3
+
+
+def test_a_run_that_fails_is_one_that_failed_wherever_it_is_logged() -> None:
+    ended: list[Any] = []
+
+    class Sink(SilentReporter):
+        def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+            ended.append(kind)
+
+    for raised in (ValueError, None):
+        with contextlib.suppress(ValueError), Reporters([Sink(), Sink()]):
+            if raised is not None:
+                raise raised
+    assert ended == [ValueError, ValueError, None, None]
 
 
 def test_a_bar_in_plain_lines_says_each_quarter_once(capsys) -> None:
