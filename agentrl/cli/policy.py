@@ -23,8 +23,8 @@ def tiny_kind(uses_images: bool) -> str:
 def choose_model(
     config: Config | SupervisedConfig, uses_images: bool, gpus: float, *, trained: bool = True, weights: bool = True
 ) -> str:
-    """The model's folder, which without `weights` need hold none. Without --model a CPU machine gets a tiny policy, made first when the cache has none; not
-    `trained`, any policy of its shape will do.
+    """The model's folder, which without `weights` need hold none. Without --model a CPU machine gets a tiny policy, made
+    first when the cache has none; not `trained`, any policy of its shape will do.
 
     Raises ConfigError for a model that is not there or cannot be loaded, and for none where a GPU waits.
     """

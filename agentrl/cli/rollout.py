@@ -89,7 +89,9 @@ async def _play(
 
 
 def make_orders(command: RolloutCommand, ready: Ready) -> list[EpisodeOrder]:
-    """The draws that training with this seed would begin with, or the first tasks of another split. Raises ConfigError for a split without tasks."""
+    """The draws that training with this seed would begin with, or the first tasks of another split. Raises ConfigError for a
+    split without tasks.
+    """
     config = ready.config
     training = command.split == "train"
     if not training and not ready.held_out:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from ..config import SftConfig
 from .supervised import CommandOptions, run_command
 
-DESCRIPTION = "Imitate: supervised fine-tuning on conversations, prompts with answers, recorded trajectories, or plain text. Every option has a section."
+DESCRIPTION = (
+    "Imitate: supervised fine-tuning on conversations, prompts with answers, recorded trajectories, or plain text. "
+    "Every option has a section."
+)
 
 
 class SftCommand(SftConfig, CommandOptions):

@@ -12,7 +12,9 @@ LONGEST_TEXT = 2000
 
 
 def transcript(messages: Iterable[Message]) -> list[str]:
-    """Every message under its role; pictures as their hash, and size where it is known, tool calls as they were made, long texts cut."""
+    """Every message under its role; pictures as their hash, and size where it is known, tool calls as they were made, long
+    texts cut.
+    """
     return [line for message in messages for line in _message(message)]
 
 

@@ -69,7 +69,8 @@ def _check_sampling(config: Config) -> None:
             flag = f"--rollout.{name.replace('_', '-')}"
             raise ConfigError(
                 f"{flag} {value:g}: it cuts the distribution that is sampled, and the trainer's log-probabilities are over "
-                f"the whole one, so the ratio would be wrong. Leave it out; for evaluation there is --eval.{name.replace('_', '-')}."
+                "the whole one, so the ratio would be wrong. Leave it out; for evaluation there is "
+                f"--eval.{name.replace('_', '-')}."
             )
 
 
@@ -106,7 +107,8 @@ def _check_rewards(config: Config, algorithm: AlgorithmFacts) -> None:
         raise ConfigError(f"--algo.reward-clip {low:g} {high:g}: it wants low <= high.")
     if algo.credit == "turn" and not algorithm.by_turn:
         raise ConfigError(f"--algo.credit turn: --algo {algorithm.name} compares whole rollouts, by their outcome.")
-    limit = rollout.max_total_tokens or rollout.max_turns * rollout.max_new_tokens
+    turns = rollout.max_turns if config.env.name or config.agent.name else 1
+    limit = rollout.max_total_tokens or turns * rollout.max_new_tokens
     if algo.overlong.buffer is not None and algo.overlong.buffer > limit:
         raise ConfigError(
             f"--algo.overlong.buffer {algo.overlong.buffer} is more than the {limit} tokens an episode may sample "
@@ -205,8 +207,9 @@ def _check_stale(config: Config) -> None:
     waits_in_order = config.rollout.order == "in_order" and not config.rollout.mask_stale_tokens
     if config.rollout.oversample > 1 and waits_in_order:
         raise ConfigError(
-            f"--rollout.oversample {config.rollout.oversample:g} needs --rollout.order first_done (or --rollout.mask-stale-tokens): "
-            "in order a batch waits for the oldest groups all the same, and what is played beyond them gets too old."
+            f"--rollout.oversample {config.rollout.oversample:g} needs --rollout.order first_done (or "
+            "--rollout.mask-stale-tokens): in order a batch waits for the oldest groups all the same, and what is played beyond "
+            "them gets too old."
         )
 
 
@@ -274,8 +277,8 @@ def _check_unused(config: Config, algorithm: AlgorithmFacts) -> None:
 def _check_lora(config: Config) -> None:
     if config.lora.dropout and config.algo.old_logp == "current":
         raise ConfigError(
-            f"--algo.old-logp current does not go with --lora.dropout {config.lora.dropout:g}: the update's own log-probabilities "
-            "are disturbed by it, and would be compared with those of the engines. Use auto or recompute."
+            f"--algo.old-logp current does not go with --lora.dropout {config.lora.dropout:g}: the update's own "
+            "log-probabilities are disturbed by it, and would be compared with those of the engines. Use auto or recompute."
         )
     if config.lora.rank and config.ref.path is None and config.ref.offload:
         raise ConfigError("--ref.offload is not used with --lora.rank: the reference is the policy with adapters off.")
@@ -358,8 +361,8 @@ def _check_agent(config: Config) -> None:
         raise ConfigError("--agent: several agents must all be URLs of agent servers, which share the load.")
     if workers > 1 and agent.advertise_url is not None and "{port}" not in agent.advertise_url:
         raise ConfigError(
-            f"--agent.advertise-url {agent.advertise_url} names one policy server, and --rollout.workers {workers} have one each: "
-            "put {port} in it."
+            f"--agent.advertise-url {agent.advertise_url} names one policy server, and --rollout.workers {workers} have one "
+            "each: put {port} in it."
         )
 
 

@@ -152,7 +152,8 @@ class AlgoSection(Section):
     """The algorithm: a preset, and any axis of it set to something else. Absent axes come from the preset."""
 
     name: Annotated[str, tyro.conf.arg(aliases=["--algo"])] = "reinforce_pp"
-    """A preset: reinforce_pp, reinforce_pp_baseline, ppo, grpo, rloo, dr_grpo, dapo, gspo, cispo; distill; or path/to/file.py:name."""
+    """A preset: reinforce_pp, reinforce_pp_baseline, ppo, grpo, rloo, dr_grpo, dapo, gspo, cispo; distill; or
+    path/to/file.py:name."""
     advantage: str | None = None
     """Advantage estimator: a name, or path/to/file.py:function."""
     level: Literal["token", "sequence"] | None = None
@@ -243,7 +244,8 @@ class OptimSection(Section):
     name: Literal["adamw", "sgd", "muon"] = "adamw"
     """Optimizer. muon: for the matrices between embedding and head, with AdamW for the rest; whole weights only."""
     lr: float | None = Field(None, gt=0)
-    """Learning rate; absent: 2e-4 for models of a few million parameters, such as agentrl's tiny policies, else 1e-6; ten times that for LoRA adapters."""
+    """Learning rate; absent: 2e-4 for models of a few million parameters, such as agentrl's tiny policies, else 1e-6; ten
+    times that for LoRA adapters."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)

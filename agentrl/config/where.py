@@ -182,9 +182,9 @@ class RewardSection(Section):
     """Reward functions of single-turn runs."""
 
     name: Annotated[Names, tyro.conf.arg(aliases=["--reward"])] = []
-    """path/to/file.py:function; the folder of a reward model, which a process of its own scores
-    with; judge.toml of a language model that judges; or http://host:port of a reward server (several with the same reward, separated by commas,
-    share the work); repeatable."""
+    """path/to/file.py:function, or a reward file of OpenRLHF's, path/to/file.py; the folder of a reward model, which a process
+    of its own scores with; judge.toml of a language model that judges; or http://host:port of a reward server (several with
+    the same reward, separated by commas, share the work); repeatable."""
     weights: list[float] = []
     """One weight for each reward function; all 1 when absent."""
     normalize: bool = True
@@ -196,8 +196,8 @@ class AgentSection(Section):
     """An agent program in place of the stock turn loop."""
 
     name: Annotated[Names, tyro.conf.arg(aliases=["--agent"])] = []
-    """path/to/file.py:NAME of an `async def run(task, client)` or of an AgentExecutorBase; or the URL of an agent server,
-    repeatable."""
+    """path/to/file.py:NAME of an `async def run(task, client)` or of an AgentExecutorBase; an agent file of OpenRLHF's,
+    path/to/file.py; or the URL of an agent server, repeatable."""
     sampling: Literal["force", "strict"] = "force"
     """An agent that asks for other sampling than the run's: gets the run's, or an error."""
     bind: str | None = None

@@ -11,6 +11,7 @@ from agentrl.config import Config
 from agentrl.config.checks import AlgorithmFacts, check_training
 
 ENV: dict[str, Any] = {"env": {"name": "screenshot_math"}}
+FILE: dict[str, Any] = {"data": {"path": "x.jsonl"}, "reward": {"name": ["r.py:f"]}}
 
 
 def check(*, grouped: bool = False, filters: bool = False, values: bool = False, **sections: Any) -> None:
@@ -132,6 +133,10 @@ def test_the_defaults_pass() -> None:
             "algo.overlong.buffer is not used",
         ),
         ({"algo": {"overlong": {"penalty": True, "buffer": 5000}}}, "algo.overlong.buffer 5000 is more than the 4096"),
+        (
+            {"env": {}, **FILE, "algo": {"overlong": {"penalty": True, "buffer": 300}}},
+            "algo.overlong.buffer 300 is more than the 256",
+        ),
         ({"algo": {"kl": {"where": "loss"}}}, "algo.kl.where is not used without --algo.kl.coef"),
         ({"algo": {"kl": {"coef": 0.1, "horizon": 5.0}}}, "algo.kl.horizon is not used without --algo.kl.target"),
         ({"algo": {"kl": {"coef": 0.1, "kind": "k3"}}}, "algo.kl.kind k3 with --algo.kl.where reward"),
