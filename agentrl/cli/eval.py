@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +27,7 @@ from .playing import (
     Hidden,
     PlayCommand,
     PlayedSection,
+    log_quietly,
     open_player,
     ready_to_play,
     run_until_signal,
@@ -72,7 +72,7 @@ class EvalCommand(PlayCommand):
 def main(argv: list[str]) -> int:
     """The exit code of `agentrl eval ARGV`."""
     command = parse_command(EvalCommand, argv, prog="agentrl eval", description=DESCRIPTION)
-    logging.basicConfig(level=logging.DEBUG if command.debug else logging.ERROR)
+    log_quietly(command.debug)
     config = settings(command)
     check_sources(config)
     check_engine(config, ENGINES)

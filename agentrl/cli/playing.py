@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -70,6 +71,12 @@ class PlayCommand(Config):
         """The configuration without a trainer: no rank takes a GPU. `sections` replace whole sections."""
         plain = {name: section.model_dump() for name in Config.model_fields if (section := getattr(self, name))}
         return Config.model_validate({**plain, "parallel": {"gpus": 0.0}, **sections})
+
+
+def log_quietly(debug: bool) -> None:
+    """Episodes that fail are summed up at the end, without a line each; rows that are left out are named at once."""
+    logging.basicConfig(level=logging.DEBUG if debug else logging.ERROR, format="%(levelname)s %(message)s")
+    logging.getLogger("agentrl.data").setLevel(logging.DEBUG if debug else logging.WARNING)
 
 
 def ready_to_play(config: Config, session: ExitStack) -> tuple[Ready, Reservation]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Annotated
@@ -25,7 +24,7 @@ from ..rollout.player import Player, play_repeatedly
 from ..rollout.task_source import TaskSource
 from .console import out, progress_bar
 from .exits import DONE, FAILED
-from .playing import ENGINES, Hidden, PlayCommand, open_player, ready_to_play, run_until_signal
+from .playing import ENGINES, Hidden, PlayCommand, log_quietly, open_player, ready_to_play, run_until_signal
 from .summary import show_summary
 
 DESCRIPTION = "Play episodes without training: with a model on vLLM, with a script, or with random tokens."
@@ -48,7 +47,7 @@ class RolloutCommand(PlayCommand):
 def main(argv: list[str]) -> int:
     """The exit code of `agentrl rollout ARGV`."""
     command = parse_command(RolloutCommand, argv, prog="agentrl rollout", description=DESCRIPTION)
-    logging.basicConfig(level=logging.DEBUG if command.debug else logging.ERROR)
+    log_quietly(command.debug)
     held_out = {"enable": command.split != "train", "split": command.split, "tasks": command.tasks}
     config = command.settings(eval=held_out)
     if command.best_of is not None and command.samples > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import defaultdict
 from contextlib import ExitStack
@@ -103,6 +104,23 @@ def test_a_dataset_is_measured_as_it_is(agentrl, models, write, tmp_path) -> Non
     assert said.code == 0, said.err
     report = json.loads((tmp_path / "eval.json").read_text())
     assert (report["tasks"], report["data"], report["metrics"]["pass@1"]) == (2, data, 1.0)
+
+
+@pytest.mark.parametrize("command", [("eval",), ("rollout", "-n", "1")])
+def test_rows_that_are_left_out_are_named(
+    agentrl, models, write, caplog: pytest.LogCaptureFixture, command: tuple[str, ...]
+) -> None:
+    caplog.set_level(logging.ERROR)
+    caplog.handler.setLevel(logging.NOTSET)
+    data = write("data.jsonl", '{"input": "a"}\n{"input": 3}\n{"input": "' + "long " * 99 + '"}\n')
+    reward = write("reward.py", "def one(completion): return 1.0")
+    said = agentrl(
+        *(*command, "--engine", "random", "--data.path", data, "--data.on-error", "skip", "--rollout.max-len", 64),
+        *("--reward", f"{reward}:one", "--model", models("tiny-text")),
+    )
+    assert said.code == 0, said.err
+    assert "1 of 3 rows skipped: row 1" in caplog.text
+    assert "1 of 2 rows are longer than 63 tokens and are left out: row 2" in caplog.text
 
 
 def test_episodes_that_all_fail_exit_with_1(evaluate) -> None:
