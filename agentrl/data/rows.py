@@ -25,17 +25,19 @@ LOOKED_AT = 100
 """Rows at the start whose columns a message shows."""
 LINES = 10**6
 """Lines at the start that are looked at to say what a file is, when it has no rows."""
-BATCH = 1000
+BATCH, BATCH_BYTES = 1000, 2**25
+"""Most rows, and about how many bytes, that are read at once: rows with pictures may have megabytes."""
 
 
 class Rows(ABC):
-    """Rows by number, from 0; the same number is the same row every time. `name` is what messages call the dataset, and
-    paths in it are relative to `folder`.
+    """Rows by number, from 0; the same number is the same row every time. `name` is what messages call the dataset, paths in
+    it are relative to `folder`, and `at_once` of its rows are read together.
     """
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, at_once: int = BATCH) -> None:
         self.name = name
         self.folder = folder
+        self.at_once = at_once
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -82,7 +84,7 @@ class TableRows(Rows):
     """
 
     def __init__(self, name: str, folder: Path, table: Any, bad: Mapping[int, str] | None = None) -> None:
-        super().__init__(name, folder)
+        super().__init__(name, folder, _at_once(table))
         self._table = _undecoded(table)
         self._bad = bad or {}
 
@@ -105,8 +107,8 @@ class TableRows(Rows):
         return [self._checked(n, row) for n, row in zip(numbers, _transposed(self._table[numbers]), strict=True)]
 
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
-        for start in range(0, len(self), BATCH):
-            for number, row in enumerate(_transposed(self._table[start : start + BATCH]), start):
+        for start in range(0, len(self), self.at_once):
+            for number, row in enumerate(_transposed(self._table[start : start + self.at_once]), start):
                 yield number, self._checked(number, row)
 
     def _checked(self, number: int, row: Row) -> Row | DataError:
@@ -117,7 +119,7 @@ class LineRows(Rows):
     """A table with one line of JSON a row."""
 
     def __init__(self, name: str, folder: Path, table: Any) -> None:
-        super().__init__(name, folder)
+        super().__init__(name, folder, _at_once(table))
         self._table = table
         self._columns: list[str] | None = None
 
@@ -157,8 +159,8 @@ class LineRows(Rows):
         return [self._parse(n, line) for n, line in zip(numbers, self._table[numbers]["text"], strict=True)]
 
     def scan(self) -> Iterator[tuple[int, Row | DataError]]:
-        for start in range(0, len(self), BATCH):
-            for offset, line in enumerate(self._table[start : start + BATCH]["text"]):
+        for start in range(0, len(self), self.at_once):
+            for offset, line in enumerate(self._table[start : start + self.at_once]["text"]):
                 if line and not line.isspace():
                     yield start + offset, self._parse(start + offset, line)
 
@@ -369,6 +371,12 @@ def _hub(path: str, split: str) -> Any:
     if part in datasets.get_dataset_config_names(hub_id):
         return datasets.load_dataset(hub_id, part, split=split)
     return datasets.load_dataset(hub_id, data_dir=part, split=split)
+
+
+def _at_once(table: Any) -> int:
+    """Of rows that are large on average fewer."""
+    stored = table.data
+    return max(1, min(BATCH, BATCH_BYTES * stored.num_rows // max(1, stored.nbytes)))
 
 
 def _undecoded(table: Any) -> Any:

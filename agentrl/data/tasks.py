@@ -18,7 +18,7 @@ from ..env import Task
 from ..errors import DataError
 from .bar import checking
 from .mixture import mixed
-from .rows import BATCH, Row, Rows, open_rows
+from .rows import Row, Rows, open_rows
 from .shown import cell, read_row
 
 log = logging.getLogger(__name__)
@@ -90,8 +90,9 @@ class RowTasks(Sequence[Task]):
 
     def _rows(self) -> Iterator[tuple[int, Row | DataError]]:
         """(position, row) of every position, in order; read in blocks."""
-        for start in range(0, len(self), BATCH):
-            which = self.which[start : start + BATCH]
+        block = min(rows.at_once for rows in self.sources)
+        for start in range(0, len(self), block):
+            which = self.which[start : start + block]
             found: dict[int, Row | DataError] = {}
             for source in np.unique(which):
                 places = np.flatnonzero(which == source) + start

@@ -129,6 +129,19 @@ def test_columns_that_nobody_asks_for_are_not_decoded(tmp_path: Path) -> None:
     assert isinstance(row, dict) and row["sound"]["bytes"] == b"no sound"
 
 
+def test_large_rows_are_read_a_few_at_once(
+    stored: Callable[..., str], lines: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.data.rows.BATCH_BYTES", 3000)
+    rows = [{"input": f"{i} " + "x" * 1000, "label": i} for i in range(10)]
+    for path in (stored("parquet", rows), lines(rows)):
+        found = open_rows(path)
+        assert found.at_once == 2 and [row for _, row in found.scan()] == rows
+        section = DataSection(path=[path, path], probs=[0.5, 0.5], label_key="label")
+        kept = load_tasks(section, evaluation=False).keep(lambda task: task.label % 2 == 0, "odd")
+        assert {task.label for task in kept} == {0, 2, 4, 6, 8}
+
+
 def test_json_in_a_column_is_read(tmp_path: Path) -> None:
     import datasets
 
