@@ -250,7 +250,7 @@ def _open(path: str, place: Path, kind: str | None, split: str) -> Rows:
     if place.is_dir():
         return _folder(path, place, split)
     if not place.is_file():
-        return TableRows(path, Path("."), _hub(path, split))
+        return _hub(path, split)
     if kind == "json" and _first_character(place) == "[":
         return _document(path, place)
     if kind in ("lines", "json"):
@@ -360,17 +360,21 @@ def _split_files(place: Path, split: str) -> list[Path]:
     return [] if len(rows) < len(files) and any(file.stem == "metadata" for file in rows) else rows
 
 
-def _hub(path: str, split: str) -> Any:
+def _hub(path: str, split: str) -> Rows:
+    """Lines of JSON are read as those of a file are, so that rows keep their types; the rest as `datasets` has it."""
     import datasets
 
     hub_id, _, part = path.partition("@")
     if Path(path).is_absolute() or path.startswith((".", "~")) or hub_id.count("/") > 1:
         raise DataError(f"--data.path {path}: there is no such file or folder")
-    if not part:
-        return datasets.load_dataset(hub_id, split=split)
-    if part in datasets.get_dataset_config_names(hub_id):
-        return datasets.load_dataset(hub_id, part, split=split)
-    return datasets.load_dataset(hub_id, data_dir=part, split=split)
+    which: dict[str, Any] = {}
+    if part:
+        which = {"name" if part in datasets.get_dataset_config_names(hub_id) else "data_dir": part}
+    parts = datasets.load_dataset_builder(hub_id, **which).config.data_files or {}
+    files = [str(file) for file in parts.get(split, [])]
+    if files and all(file_kind(Path(file)) == "lines" for file in files):
+        return LineRows(path, Path("."), _table("text", files, encoding_errors=mark_bytes()))
+    return TableRows(path, Path("."), datasets.load_dataset(hub_id, split=split, **which))
 
 
 def _at_once(table: Any) -> int:

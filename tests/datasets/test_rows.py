@@ -232,7 +232,7 @@ def test_what_the_hub_does_not_give_is_no_file_either(path: str, monkeypatch: py
     def offline(*args: Any, **options: Any) -> None:
         raise ConnectionError("Couldn't reach it")
 
-    for name in ("load_dataset", "get_dataset_config_names"):
+    for name in ("load_dataset_builder", "load_dataset", "get_dataset_config_names"):
         monkeypatch.setattr(f"datasets.{name}", offline)
     said = f"--data.path {path}: no such file or folder here, and the hub does not give it: Couldn't reach it"
     with pytest.raises(DataError, match=said):
@@ -242,6 +242,11 @@ def test_what_the_hub_does_not_give_is_no_file_either(path: str, monkeypatch: py
 @pytest.mark.slow
 def test_the_hub(tmp_path: Path) -> None:
     """A dataset with two configurations, by its id, from a server that answers the hub's routes."""
+    labels = [7, "7", ["7"], {"a": 1}, {"b": 2}, 2**55 + 1]
+    mixed = tmp_path / "hub" / "some" / "mixed"
+    mixed.mkdir(parents=True)
+    (mixed / "train.jsonl").write_text("".join(json.dumps({"label": label}) + "\n" for label in labels))
+    (mixed / "test.jsonl").write_text('{"label": "held out"}\n')
     repo = tmp_path / "hub" / "some" / "sums"
     for part, answer in (("easy", 2), ("hard", 1764)):
         (repo / part).mkdir(parents=True)
@@ -251,6 +256,7 @@ def test_the_hub(tmp_path: Path) -> None:
     code = (
         "import sys; from agentrl.data import open_rows; from agentrl import DataError\n"
         "print(open_rows('some/sums@hard').row(0), open_rows('some/sums@easy').row(0))\n"
+        "print([row['label'] for _, row in open_rows('some/mixed').scan()], open_rows('some/mixed', 'test').row(0))\n"
         "for wrong in ('some/sums', 'some/other', 'some/sums@harder'):\n"
         "    try: open_rows(wrong)\n"
         "    except DataError as error: print('ERROR', error)\n"
@@ -262,5 +268,6 @@ def test_the_hub(tmp_path: Path) -> None:
         )
     said: list[Any] = done.stdout.splitlines()
     assert said[0] == "{'input': 'hard', 'label': 1764} {'input': 'easy', 'label': 2}", done.stderr
-    assert len(said) == 4 and all(line.startswith("ERROR --data.path some/") for line in said[1:])
-    assert "easy" in said[1] and "other" in said[2] and "harder" in said[3]
+    assert said[1] == f"{labels} {{'label': 'held out'}}"
+    assert len(said) == 5 and all(line.startswith("ERROR --data.path some/") for line in said[2:])
+    assert "easy" in said[2] and "other" in said[3] and "harder" in said[4]
