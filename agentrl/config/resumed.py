@@ -16,6 +16,8 @@ FIXED = (
     *("algo.name", "algo.advantage", "lora.rank", "optim.name"),
 )
 """Options that a resumed run cannot change, where its kind has them."""
+FIXED_OF_PROMPTS = ("data.probs", "data.split", "data.input_key", "data.label_key", "data.template", "data.max_samples")
+"""Where a run stands in its data is a number of draws: these say which task is which draw, and what it is."""
 FIXED_OF_EXAMPLES = (
     "data.probs",
     "data.split",
@@ -57,7 +59,7 @@ def check_resumed(config: Config | SupervisedConfig, stored: Config | Supervised
     """A run goes on with what it began with: its data, its policy, the shape of its algorithm and the kind of its optimizer
     are not changed half-way. The optimizer's options may be.
     """
-    of_kind = {"train": (), "dpo": (*FIXED_OF_EXAMPLES, *FIXED_OF_DPO)}
+    of_kind = {"train": FIXED_OF_PROMPTS, "dpo": (*FIXED_OF_EXAMPLES, *FIXED_OF_DPO)}
     for option in (*FIXED, *of_kind.get(config.kind, FIXED_OF_EXAMPLES)):
         section, _, name = option.partition(".")
         options = getattr(config, section, None)

@@ -269,6 +269,10 @@ def test_a_run_goes_on_with_its_own_configuration(tmp_path: Path) -> None:
     ("section", "key", "value", "allowed"),
     [
         ("env", "name", "screenshot_math", False),
+        ("data", "split", "test", False),
+        ("data", "probs", [1.0, 2.0], False),
+        ("data", "max_samples", 5, False),
+        ("data", "test_path", ["t.jsonl"], True),
         ("algo", "name", "ppo", False),
         ("run", "seed", 3, False),
         ("train", "steps", 99, True),
