@@ -209,6 +209,8 @@ class SingleTurnAgentExecutor(_StockExecutor):
         said = ""
         for attempt in range(HTTP_TRIES):
             url = self.reward_endpoints[attempt % len(self.reward_endpoints)]
+            if attempt:
+                await asyncio.sleep(HTTP_WAIT_S)
             try:
                 timeout = aiohttp.ClientTimeout(HTTP_TIMEOUT_S)
                 async with aiohttp.ClientSession(timeout=timeout) as http, http.post(url, json=body) as reply:
@@ -216,7 +218,6 @@ class SingleTurnAgentExecutor(_StockExecutor):
                     return await reply.json()
             except (aiohttp.ClientError, TimeoutError) as error:
                 said = f"{url}: {type(error).__name__}: {error}"
-                await asyncio.sleep(HTTP_WAIT_S)
         raise InfrastructureError(f"no reward server answers: {said}")
 
 

@@ -77,7 +77,8 @@ def _rewards(theirs: Theirs, notes: list[str]) -> dict[str, Any]:
     if remote is not None and not remote.endswith(".py"):
         remote = ",".join(url.removesuffix("/get_reward") for url in remote.split(","))
         notes.append(
-            "reward.remote_url: reward servers speak agentrl's protocol, see docs/http.md; `agentrl serve reward` serves both"
+            "reward.remote_url: reward servers speak agentrl's protocol, see docs/http.md; `agentrl serve reward` serves both, "
+            "and one that speaks OpenRLHF's alone is asked by an agent file, see docs/from-openrlhf.md"
         )
     normalized = theirs["reward.normalize_enable"]
     if normalized and (model is None or agent):

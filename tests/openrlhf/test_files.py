@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from agentrl import ConfigError, Limits, Reply, ScriptedEngine, Task, run_episode
 from agentrl.assemble import episode_limits, load_processor, make_executor, make_reward
@@ -137,6 +138,45 @@ async def test_single_turns_with_a_reward_file(vlm: Renderer) -> None:
     assert ended.error is None, ended.error
     assert ended.score == 1.0 and ended.metrics["stops"] == 1.0
     assert ended.total_reward == pytest.approx(len("13<|im_end|>") / 100)
+
+
+ASKS = """
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+class AgentExecutor(SingleTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(["URL/broken", "URL/get_reward"])
+"""
+
+
+async def test_single_turns_with_a_reward_server_of_their_protocol(
+    tmp_path: Path, vlm: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of its two servers fails, and is asked again no sooner than the other."""
+    monkeypatch.setattr("agentrl.openrlhf.agent.HTTP_WAIT_S", 0.0)
+    asked: list[Any] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append((request.path, await request.json()))
+        if request.path == "/broken":
+            return web.Response(status=503)
+        return web.json_response({"rewards": [0.5], "scores": [1.0], "extra_logs": {"judged": [2]}})
+
+    app = web.Application()
+    app.router.add_post("/{path}", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    (tmp_path / "agent.py").write_text(ASKS.replace("URL", url))
+    config = Config.model_validate({"agent": {"name": [str(tmp_path / "agent.py")]}, "data": {"path": "x"}})
+    engine = ScriptedEngine([Reply([*vlm.tokenizer("13").input_ids, vlm.tokenizer.eos_token_id])])
+    ended = await run_episode(make_executor(config), engine, vlm, Task("0", "10+3=?", label=13))
+    await runner.cleanup()
+    assert ended.error is None, ended.error
+    assert (ended.total_reward, ended.score, ended.metrics["judged"]) == (0.5, 1.0, 2.0)
+    assert [path for path, _ in asked] == ["/broken", "/get_reward"]
+    prompt = vlm.template.render([{"role": "user", "content": "10+3=?"}], ())
+    assert asked[1][1] == {"query": [f"{prompt}13<|im_end|>"], "prompts": [prompt], "labels": [13]}
 
 
 MATH = """
