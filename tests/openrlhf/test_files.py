@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from aiohttp import web
+from PIL import Image as PILImage
 
-from agentrl import ConfigError, Limits, Reply, ScriptedEngine, Task, run_episode
+from agentrl import ConfigError, Image, Limits, Reply, ScriptedEngine, Task, run_episode
 from agentrl.assemble import episode_limits, load_processor, make_executor, make_reward
 from agentrl.config import Config
 from agentrl.env_loop import EnvLoops
@@ -62,12 +63,18 @@ async def test_a_text_agent_of_several_turns(vlm: Renderer) -> None:
     assert [node.reward for node in ended.sampled] == [0.0, 1.0] and not ended.truncated
 
 
-async def test_an_image_agent_whose_feedback_shows_pictures(vlm: Renderer) -> None:
-    ended = await play("picture_agent", vlm, ["1", "12"])
+@pytest.mark.parametrize("shown", [0, 2])
+async def test_an_image_agent_whose_feedback_shows_pictures(shown: int, vlm: Renderer) -> None:
+    """After a prompt that shows none, or two."""
+    pictures = [Image(PILImage.new("RGB", (28 * (i + 1), 28), (0, 0, 99))) for i in range(shown)]
+    ended = await play("picture_agent", vlm, ["1", "12"], images=tuple(pictures))
     assert ended.error is None, ended.error
     (row,) = ended.rows()
-    ((_, start, count),) = row.images
-    assert set(row.token_ids[start : start + count]) == set(vlm.placeholder_ids & set(row.token_ids.tolist()))
+    assert [sha for sha, _, _ in row.images[:-1]] == [picture.sha256 for picture in pictures]
+    for _, start, count in row.images:
+        assert set(row.token_ids[start : start + count].tolist()) <= vlm.placeholder_ids
+    places = sum(int(i) in vlm.placeholder_ids for i in row.token_ids)
+    assert places == sum(count for _, _, count in row.images) > 0
     assert ended.total_reward == pytest.approx((len("1<|im_end|>") + len("12<|im_end|>")) / 100)
 
 
