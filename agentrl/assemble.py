@@ -201,7 +201,9 @@ def _agent_executor(config: Config, worker: int) -> AgentExecutorBase:
         return RemoteAgentExecutor.configured(config, worker, judge)
     (spec,) = config.agent.name
     if is_file(spec):
-        return _own_executor(spec, OpenRLHFExecutor(agent_executor(spec), spec), config)
+        theirs = agent_executor(spec)
+        ours = isinstance(theirs, AgentExecutorBase)
+        return _own_executor(spec, theirs if ours else OpenRLHFExecutor(theirs, spec), config)
     target = load_object(spec, load_file)
     if inspect.iscoroutinefunction(target):
         return FunctionExecutor.configured(target, config, worker, judge)

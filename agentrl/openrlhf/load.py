@@ -86,7 +86,9 @@ def is_file(spec: str) -> bool:
 
 
 def agent_executor(path: str) -> Any:
-    """The agent of a file: its `AgentExecutor`, or its `AgentInstance` in the stock turn loop. Raises ConfigError."""
+    """The agent of a file: its `AgentExecutor`, which may be one of ours, or its `AgentInstance` in the stock turn loop. Raises
+    ConfigError.
+    """
     from .agent import MultiTurnAgentExecutor
 
     module = load_file(path)

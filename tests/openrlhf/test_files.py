@@ -394,6 +394,12 @@ def test_the_stand_in_is_not_left_in_sys_modules(tmp_path: Path) -> None:
     config = Config.model_validate({"agent": {"name": [str(tmp_path / "other.py")]}, "data": {"path": "x"}})
     with pytest.raises(ConfigError, match="defines neither AgentExecutor nor AgentInstance"):
         make_executor(config)
+    (tmp_path / "ours.py").write_text(
+        "from agentrl import AgentExecutorBase\nclass AgentExecutor(AgentExecutorBase):\n"
+        "    async def execute(self, task, ctx): return None\n"
+    )
+    config = Config.model_validate({"agent": {"name": [str(tmp_path / "ours.py")]}, "data": {"path": "x"}})
+    assert type(make_executor(config)).__name__ == "AgentExecutor", "one of our own is taken as it is"
 
 
 @pytest.mark.slow
