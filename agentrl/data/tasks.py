@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,8 @@ NAMED = 5
 @dataclass(frozen=True)
 class RowTasks(Sequence[Task]):
     """Tasks of the rows of one or several datasets. Position p is row `numbers[p]` of dataset `which[p]`; the ids are
-    `row-N`, of several datasets `NAME/row-N`. Raises DataError with the row's number.
+    `row-N`, of several datasets `NAME/row-N`. Raises DataError with the row's number; where `on_error` says skip, the next
+    row stands in the place of one that cannot be read now.
 
     `max_images` = most pictures of a row, `skipped` = rows that cannot be read and are left out.
     """
@@ -52,6 +54,17 @@ class RowTasks(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> Task | RowTasks:
         if isinstance(index, slice):
             return self.at(index)
+        if self.section.on_error == "error":
+            return self._task(index)
+        first = range(len(self))[index]
+        for position in itertools.chain(range(first, len(self)), range(first)):
+            try:
+                return self._task(position)
+            except DataError as error:
+                log.warning("skipped, the next row stands in its place: %s", error)
+        raise DataError(f"{self.name}: no row is left to use")
+
+    def _task(self, index: int) -> Task:
         source, number = int(self.which[index]), int(self.numbers[index])
         rows = self.sources[source]
         task = row_task(number, rows.row(number), self.section, rows)

@@ -203,7 +203,9 @@ def test_pictures_are_resized_for_engine_and_trainer_alike(lines: Callable[..., 
     assert Image.from_png(task.images[0].png).sha256 == task.images[0].sha256
 
 
-def test_pictures_after_the_first_rows_may_stay_closed(lines: Callable[..., str], forms: dict[str, Any]) -> None:
+def test_pictures_after_the_first_rows_may_stay_closed(
+    lines: Callable[..., str], forms: dict[str, Any], tmp_path: Path
+) -> None:
     rows = [{"input": "a", "image": ["red.png", "red.png"] if i == 1 else ["gone.png"] if i else []} for i in range(3)]
     path = lines(rows)
     tasks = load_tasks(section(path=path, image_key="image", check_images=2), evaluation=False)
@@ -211,6 +213,12 @@ def test_pictures_after_the_first_rows_may_stay_closed(lines: Callable[..., str]
     assert len(tasks.keep(lambda task: True, "long")) == 3
     with pytest.raises(DataError, match="row 2 of"):
         tasks[2]
+    skipping = load_tasks(section(path=path, image_key="image", check_images=2, on_error="skip"), evaluation=False)
+    assert [task.id for task in skipping] == ["row-0", "row-1", "row-0"] and skipping[-1].id == "row-0"
+    assert [task.id for task in skipping[2:0:-1]] == ["row-1", "row-1"] and len(skipping) == 3
+    (tmp_path / "red.png").unlink()
+    with pytest.raises(DataError, match="no row is left to use"):
+        skipping[1:][0]
 
 
 # ------------------------------------------------------------------ several datasets
