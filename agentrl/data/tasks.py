@@ -157,7 +157,10 @@ def load_rows(section: DataSection, *, evaluation: bool = False) -> list[Rows]:
     """The datasets of `path`, or of `test_path` for evaluation, with the columns the section names. Raises DataError."""
     paths = section.test_path if evaluation else section.path
     split = section.test_split or section.split if evaluation else section.split
-    sources = [open_rows(path, split) for path in paths]
+    try:
+        sources = [open_rows(path, split) for path in paths]
+    except DataError as error:
+        raise DataError(str(error).replace("--data.path", "--data.test-path", evaluation)) from error
     for rows in sources:
         _check_columns(rows, section)
     return sources

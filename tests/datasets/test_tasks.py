@@ -268,6 +268,15 @@ def test_the_order_is_that_of_the_seed_also_after_a_resume(lines: Callable[..., 
     assert sorted(draws(1, 0)[:40], key=int) == [str(i) for i in range(40)]
 
 
+def test_what_is_wrong_with_the_test_path_names_its_flag(lines: Callable[..., str]) -> None:
+    for evaluation, flag in ((True, "--data.test-path"), (False, "--data.path")):
+        options = section(path="gone.jsonl", test_path="gone.jsonl")
+        with pytest.raises(DataError, match=f"^{flag} gone.jsonl: there is no such file"):
+            load_tasks(options, evaluation=evaluation)
+    with pytest.raises(DataError, match=r"^--data.test-path .* is one file, and has no split 'test'"):
+        load_tasks(section(test_path=lines([{"input": "a"}]), test_split="test"), evaluation=True)
+
+
 def test_the_test_split_is_of_the_test_path(lines: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     for split in ("train", "test"):
