@@ -110,7 +110,7 @@ class DataSection(Section):
     @field_validator("path", "test_path", mode="before")
     @classmethod
     def _one_or_many(cls, path: Any) -> Any:
-        return [path] if isinstance(path, str) else [] if path is None else path
+        return one_or_many(path)
 
     @property
     def test_labels(self) -> list[str]:
@@ -190,6 +190,11 @@ class RewardSection(Section):
     normalize: bool = True
     """Scores of a reward model in a folder: less the mean and divided by the deviation that its training left in its
     config.json; or raw. (A reward server has `agentrl serve reward --no-normalize`.)"""
+
+    @field_validator("name", mode="before")
+    @classmethod
+    def _one_or_many(cls, name: Any) -> Any:
+        return one_or_many(name)
 
 
 class AgentSection(Section):

@@ -63,6 +63,13 @@ def test_flags_win_over_the_file(write) -> None:
     assert (config.rollout.n_samples, config.rollout.max_turns, config.env.name) == (4, 2, ["a"])
 
 
+def test_a_single_name_stands_for_a_list_of_one(write) -> None:
+    config = parse(
+        "--config", write("env: {name: a}\nagent: {name: b}\nreward: {name: c}\ndata: {path: d}", "run.yaml")
+    )
+    assert (config.env.name, config.agent.name, config.reward.name, config.data.path) == (["a"], ["b"], ["c"], ["d"])
+
+
 def test_a_flag_back_to_its_default_wins_over_the_file(write) -> None:
     path = write("[rollout]\nn_samples = 3\n[model]\npath = 'x'")
     assert parse("--config", path, "--rollout.n-samples", "8").rollout.n_samples == 8
