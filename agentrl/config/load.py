@@ -219,12 +219,14 @@ def _flag_value(argv: Sequence[str], flag: str) -> str | None:
 
 
 def _without_replaced_lists(model: type[BaseModel], stored: dict[str, Any], argv: Sequence[str]) -> dict[str, Any]:
-    """The file's values less the lists that a flag gives anew: tyro appends to a default list."""
+    """The file's values less the lists, and single names in their place, that a flag gives anew: tyro appends to a default
+    list.
+    """
     given = {argument.partition("=")[0].replace("_", "-") for argument in argv if argument.startswith("--")}
     kept = {}
     for section, values in stored.items():
         if isinstance(values, dict) and section in model.model_fields:
-            values = {k: v for k, v in values.items() if not (isinstance(v, list) and given & _flags(section, k))}
+            values = {k: v for k, v in values.items() if not (isinstance(v, list | str) and given & _flags(section, k))}
         kept[section] = values
     return kept
 

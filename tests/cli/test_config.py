@@ -84,6 +84,9 @@ def test_a_list_on_the_command_line_replaces_the_files(write) -> None:
     )
     assert config.env.opt == ["c=3", "d=4"]
     assert (config.reward.name, config.reward.weights) == (["g.py:y"], [2.0])
+    path = write("env: {name: a}\ndata: {path: b}\nreward: {name: c}\nlora: {targets: d}", "run.yaml")
+    config = parse("--config", path, "--env", "x", "--data.path", "y", "--reward=z", "--lora.targets", "k")
+    assert (config.env.name, config.data.path, config.reward.name, config.lora.targets) == (["x"], ["y"], ["z"], ["k"])
 
 
 def test_repeatable_flags_also_take_several_values() -> None:
