@@ -48,9 +48,10 @@ class StandIn(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _is_installed() -> bool:
-    """Whether the package in use is a real one, which is then not added to."""
+    """Whether the package in use is a real one, which is then not added to; a folder of that name is none."""
     package = sys.modules.get("openrlhf")
-    return package is not None and getattr(package, "__file__", None) is not None
+    loader = getattr(package, "__loader__", None)
+    return package is not None and not isinstance(loader, StandIn | importlib.machinery.NamespaceLoader)
 
 
 def _asked_by_a_file() -> bool:

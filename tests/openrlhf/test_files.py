@@ -382,6 +382,13 @@ async def test_an_installed_openrlhf_is_the_one_that_is_used(tmp_path: Path, mon
     (tmp_path / "more.py").write_text("from openrlhf.utils.math_utils import grade_answer\n")
     with pytest.raises(ConfigError, match=r"No module named 'openrlhf.utils.math_utils'"):
         reward_function(str(tmp_path / "more.py"))
+    _forget()
+    (tmp_path / "openrlhf").rename(tmp_path / "moved")
+    (tmp_path / "openrlhf").mkdir()
+    (tmp_path / "more.py").write_text(
+        "from openrlhf.utils.math_utils import grade_answer\nreward_func = grade_answer\n"
+    )
+    assert reward_function(str(tmp_path / "more.py")), "a folder that happens to have the name is no package"
 
 
 @pytest.mark.usefixtures("nobody_imported_it")
