@@ -12,7 +12,9 @@ from ..errors import ConfigError
 
 
 class TensorBoardSink:
-    """Writes event files to a folder. Raises ConfigError when the tensorboard package is not installed."""
+    """Writes event files to a folder. A run that goes on takes back what an earlier one has logged from its first step on.
+    Raises ConfigError when the tensorboard package is not installed.
+    """
 
     def __init__(self, folder: Path) -> None:
         check_installed()
@@ -20,6 +22,7 @@ class TensorBoardSink:
 
         folder.mkdir(parents=True, exist_ok=True)
         self._writer = EventFileWriter(str(folder))
+        self._begun = False
 
     def __enter__(self) -> TensorBoardSink:
         return self
@@ -33,6 +36,15 @@ class TensorBoardSink:
         return None
 
     def step(self, record: dict[str, Any]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
+        if not self._begun:
+            begin = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=int(record["step"]), session_log=begin))
+            self._begun = True
+        self.evaluation(record)
+
+    def evaluation(self, record: dict[str, Any]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -42,9 +54,6 @@ class TensorBoardSink:
             if key not in ("step", "time") and isinstance(value, int | float)
         ]
         self._writer.add_event(Event(wall_time=time.time(), step=int(record["step"]), summary=Summary(value=values)))
-
-    def evaluation(self, record: dict[str, Any]) -> None:
-        self.step(record)
 
 
 def check_installed() -> None:

@@ -158,6 +158,22 @@ def test_tensorboard_gets_every_number(tmp_path) -> None:
     assert events.Scalars("reward/mean")[0].step == 3
 
 
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_a_resumed_run_takes_back_what_tensorboard_had_of_later_steps(tmp_path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for before, steps in ((0, (1, 2, 3, 4, 5)), (2, (3, 4))):
+        with make_reporter("none", 9, tensorboard=tmp_path / "tb") as reporter:
+            reporter.evaluation({"step": before, "eval/score/mean": before / 10})
+            for step in steps:
+                reporter.step({"step": step, "reward/mean": before + step / 10})
+    events = EventAccumulator(str(tmp_path / "tb"))
+    events.Reload()
+    found = [(event.step, round(event.value, 3)) for event in events.Scalars("reward/mean")]
+    assert found == [(1, 0.1), (2, 0.2), (3, 2.3), (4, 2.4)]
+    assert [event.step for event in events.Scalars("eval/score/mean")] == [0, 2]
+
+
 def test_a_run_that_fails_is_one_that_failed_wherever_it_is_logged() -> None:
     ended: list[Any] = []
 
