@@ -70,17 +70,30 @@ class Call:
     images: tuple[Image, ...]
     generation: Generation
 
+    @property
+    def length(self) -> int:
+        """Of the context after it, in tokens."""
+        return len(self.prompt) + len(self.generation.token_ids)
+
+    def goes_on_in(self, prompt: Sequence[int]) -> bool:
+        """Whether a prompt begins with the context after it. The sample is compared first, as most contexts begin alike."""
+        start = len(self.prompt)
+        sampled = tuple(prompt[start : self.length]) == tuple(self.generation.token_ids)
+        return sampled and tuple(prompt[:start]) == self.prompt
+
 
 @dataclass
 class EpisodeEngine:
     """Samples for one episode, by its seeds and limits. May be called from another event loop than the episode's; what is
-    asked through it by another of the executor's episodes is sampled for that one. `asked` = calls without an answer yet.
+    asked through it by another of the executor's episodes is sampled for that one. `asked` = calls without an answer yet,
+    `trained` = those that the episode is made of.
     """
 
     ctx: RolloutContext
     home: asyncio.AbstractEventLoop
     episodes: Episodes
     calls: list[Call] = field(default_factory=list)
+    trained: list[Call] = field(default_factory=list)
     asked: int = 0
     cut_prompts: int = 0
 
@@ -90,12 +103,8 @@ class EpisodeEngine:
         return 0 if over else max(0, self.ctx.budget(length))
 
     def continued(self, prompt: Sequence[int]) -> int:
-        """How many tokens of the context after the last call a prompt begins with: all of them, else 0."""
-        if not self.calls:
-            return 0
-        last = self.calls[-1]
-        context = [*last.prompt, *last.generation.token_ids]
-        return len(context) if list(prompt[: len(context)]) == context else 0
+        """How many tokens the longest context after a call has with which a prompt begins; 0 where there is none."""
+        return max((call.length for call in self.calls if call.goes_on_in(prompt)), default=0)
 
     @property
     def _placeholder(self) -> bool:

@@ -23,18 +23,26 @@ _played: ContextVar[Any] = ContextVar("played", default=None)
 
 
 @dataclass
-class Episodes:
-    """The episodes of one executor that are being played, and of those that ended the calls that none has claimed. Any
-    thread may ask.
+class Left:
+    """The calls of an episode that has ended which it did not train, those still under way too. `for_whom` = the episodes, by
+    the id of their engine, that were open then: one of them may have made them.
     """
 
+    calls: list[Call]
+    for_whom: set[int]
+
+
+@dataclass
+class Episodes:
+    """The episodes of one executor that are being played, and what those that ended have left. Any thread may ask."""
+
     open: list[EpisodeEngine] = field(default_factory=list)
-    left: list[Call] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextlib.contextmanager
     def playing(self, engine: EpisodeEngine) -> Iterator[None]:
-        """While the episode of this engine is open. What is left is kept as long as another one is that may claim it."""
+        """While the episode of this engine is open. What it leaves is kept as long as one is that may claim it."""
         with self._lock:
             self.open.append(engine)
         try:
@@ -42,7 +50,12 @@ class Episodes:
         finally:
             with self._lock:
                 self.open = [one for one in self.open if one is not engine]
-                self.left = [*self.left, *engine.calls] if self.open else []
+                engine.calls[:] = [call for call in engine.calls if not any(call is one for one in engine.trained)]
+                if engine.calls or engine.asked:
+                    self.left.append(Left(engine.calls, {id(one) for one in self.open}))
+                for left in self.left:
+                    left.for_whom.discard(id(engine))
+                self.left = [left for left in self.left if left.for_whom]
 
     @contextlib.contextmanager
     def running(self, engine: EpisodeEngine) -> Iterator[None]:
@@ -56,8 +69,8 @@ class Episodes:
     @contextlib.contextmanager
     def asking(self, prompt: Sequence[int]) -> Iterator[EpisodeEngine]:
         """While a call is open: the engine that it is for. That of the open episode whose code asks; where it is nobody's,
-        of the one whose last context goes on in this prompt, else of the one that has asked least. Raises AgentError when
-        no episode is open.
+        of the one a context of which goes on in this prompt, else of the one that has asked least. Raises AgentError when no
+        episode is open.
         """
         with self._lock:
             engine = self._owner(prompt)
@@ -79,7 +92,8 @@ class Episodes:
 
     def claim(self, context: tuple[int, ...], ids: tuple[int, ...], by: EpisodeEngine) -> Call | None:
         """A call made for another episode that sampled these ids in this context; from now on it is `by`'s."""
-        for calls in (self.left, *(engine.calls for engine in self.open if engine is not by)):
+        others = [engine.calls for engine in self.open if engine is not by]
+        for calls in (*(left.calls for left in self.left), *others):
             for call in calls:
                 if call.prompt == context and call.generation.token_ids[: len(ids)] == ids:
                     calls[:] = [one for one in calls if one is not call]

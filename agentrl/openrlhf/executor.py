@@ -129,6 +129,7 @@ def _taken(calls: list[Call], context: tuple[int, ...], ids: tuple[int, ...], en
             "an action range holds other tokens than the engine sampled: what was sampled must stay as it is"
         )
     call = call or fitting[0]
+    engine.trained.append(call)
     calls[:] = [one for one in calls if one is not call]
     return call
 

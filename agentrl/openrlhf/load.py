@@ -13,6 +13,7 @@ from typing import Any
 
 from .. import registry
 from ..errors import ConfigError
+from ..torchvision_ops import ensure_torchvision_imports
 
 PACKAGES = ("openrlhf", "openrlhf.utils")
 MODULES = (*PACKAGES, "openrlhf.utils.agent", "openrlhf.utils.logging_utils", "openrlhf.utils.math_utils")
@@ -92,6 +93,7 @@ def agent_executor(path: str) -> Any:
     """
     from .agent import MultiTurnAgentExecutor
 
+    ensure_torchvision_imports()  # agent files import vLLM
     module = load_file(path)
     if hasattr(module, "AgentExecutor"):
         return _made(path, module.AgentExecutor)

@@ -8,7 +8,9 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import Context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -106,6 +108,47 @@ async def test_an_executor_that_keeps_its_first_engine_in_a_server(vlm: Renderer
         sampled += [t for t in row.token_ids[row.loss_mask].tolist() if t != stop]
     assert sorted(sampled) == list(range(11, 25)), "every sampled token is trained once"
     assert not served._episodes.left and not served._episodes.open
+
+
+async def test_what_episodes_have_sampled_is_forgotten_when_they_are_trained(vlm: Renderer) -> None:
+    """However long another one is open."""
+    agent: Any = executor("counting_agent")
+    stop = vlm.tokenizer.eos_token_id
+    with agent._episodes.playing(SimpleNamespace(calls=[], trained=[], asked=0)):
+        for i in range(3):
+            replies = [Reply([*vlm.tokenizer(text).input_ids, stop]) for text in ("1", "3")]
+            ended = await run_episode(agent, ScriptedEngine(replies), vlm, Task(str(i), "1+2=?", label="3"))
+            assert ended.error is None and len(ended.sampled) == 2
+        assert not agent._episodes.left
+
+
+async def test_a_call_that_comes_back_when_its_episode_is_over_is_not_lost(vlm: Renderer) -> None:
+    """Nobody can tell by who asks which of two episodes a call is of: the second's goes through the first, which ends."""
+    agent: Any = executor("counting_agent")
+    asked, over = asyncio.Event(), asyncio.Event()
+
+    class Late(ScriptedEngine):
+        async def generate(self, request: Any) -> Any:
+            if request.token_ids[0] == 6:
+                asked.set()
+                await over.wait()
+            return await super().generate(request)
+
+    async def execute(label: int, sampling_params: Any, llm_engine: Any) -> dict[str, Any]:
+        await asyncio.sleep(0) if label == 6 else await asked.wait()
+        call = asyncio.create_task(llm_engine.generate([label], sampling_params), context=Context())
+        sampled = list((await call).outputs[0].token_ids)
+        return {"observation_tokens": [label, *sampled], "action_ranges": [(1, 1 + len(sampled))], "reward": 1.0}
+
+    agent.theirs, agent._takes = SimpleNamespace(execute=execute), {"label", "sampling_params", "llm_engine"}
+    engine = Late(lambda request: Reply([7, vlm.tokenizer.eos_token_id]))
+    first, second = (asyncio.create_task(run_episode(agent, engine, vlm, Task("", "a", label=i))) for i in (5, 6))
+    ended = [await first]
+    over.set()
+    ended.append(await second)
+    for episode in ended:
+        assert episode.error is None and episode.rows()[0].loss_mask.sum() == 2, episode.error
+    assert not agent._episodes.left and not agent._episodes.open
 
 
 MANY_TURNS = """
