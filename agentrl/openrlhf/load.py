@@ -8,7 +8,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from .. import registry
@@ -56,7 +56,7 @@ def _is_installed() -> bool:
 
 
 def _asked_by_a_file() -> bool:
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if FILE in frame.f_globals or frame.f_globals.get("__package__") == __package__:
             return True
