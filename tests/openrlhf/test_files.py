@@ -295,14 +295,19 @@ async def test_what_goes_wrong_is_said(before: str, after: str, message: str, tm
 
 @pytest.mark.slow
 async def test_an_agent_with_an_openai_server_of_its_own(vlm: Renderer) -> None:
-    """Two turns over HTTP with vLLM's SamplingParams, whose text has no special tokens; several episodes at once."""
+    """Two turns over HTTP with vLLM's SamplingParams, whose text has no special tokens; several episodes at once. The server
+    applies the chat template, so that the prompt comes without.
+    """
+    plain = Renderer(vlm.tokenizer, chat_template="none")
     served, stop = executor("openai_server"), vlm.tokenizer.eos_token_id
     engine = ScriptedEngine(lambda request: Reply([vlm.tokenizer("3").input_ids[0], stop]))
     limits = Limits(max_turns=2, max_new_tokens=8, max_len=400)
-    played = [run_episode(served, engine, vlm, Task(str(i), f"{i}+2=?", label=3), limits=limits) for i in range(3)]
-    for episode in await asyncio.gather(*played):
+    played = [run_episode(served, engine, plain, Task(str(i), f"{i}+2=?", label=3), limits=limits) for i in range(3)]
+    for i, episode in enumerate(await asyncio.gather(*played)):
         assert episode.error is None, episode.error
         (row,) = episode.rows()
+        opening = vlm.template.render([{"role": "user", "content": f"{i}+2=?"}], ())
+        assert vlm.text(row.token_ids, special=True).startswith(f"{opening}3<|im_end|>")
         assert row.token_ids[row.loss_mask].tolist() == [vlm.tokenizer("3").input_ids[0], stop] * 2
         assert episode.score == 1.0 and episode.metrics["letters"] == 1 and not episode.truncated
         turn = vlm.text(row.token_ids, special=True).partition("assistant\n3<|im_end|>\n")[2]
