@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from ..errors import DataError
 from .cells import read_cells
 from .lines import MARK, SURROGATE, check_encoding, mark_bytes, not_a_row, not_lines, read_line
@@ -247,7 +249,7 @@ def file_kind(path: Path) -> str | None:
 
 
 def _open(path: str, place: Path, kind: str | None, split: str) -> Rows:
-    if place.is_dir():
+    if place.is_dir() and not _has_configurations(place):
         return _folder(path, place, split)
     if not place.is_file():
         return _hub(path, split)
@@ -361,20 +363,39 @@ def _split_files(place: Path, split: str) -> list[Path]:
 
 
 def _hub(path: str, split: str) -> Rows:
-    """Lines of JSON are read as those of a file are, so that rows keep their types; the rest as `datasets` has it."""
+    """A dataset of the hub, or a copy of one whose card says which files it has. Lines of JSON are read as those of a file
+    are, so that rows keep their types; the rest as `datasets` has it.
+    """
     import datasets
 
     hub_id, _, part = path.partition("@")
-    if Path(path).is_absolute() or path.startswith((".", "~")) or hub_id.count("/") > 1:
+    copy = Path(hub_id).expanduser()
+    if copy.is_dir():
+        hub_id = str(copy)
+    elif Path(path).is_absolute() or path.startswith((".", "~")) or hub_id.count("/") > 1:
         raise DataError(f"--data.path {path}: there is no such file or folder")
     which: dict[str, Any] = {}
     if part:
         which = {"name" if part in datasets.get_dataset_config_names(hub_id) else "data_dir": part}
+    folder = copy if copy.is_dir() else Path(".")
     parts = datasets.load_dataset_builder(hub_id, **which).config.data_files or {}
     files = [str(file) for file in parts.get(split, [])]
     if files and all(file_kind(Path(file)) == "lines" for file in files):
-        return LineRows(path, Path("."), _table("text", files, encoding_errors=mark_bytes()))
-    return TableRows(path, Path("."), datasets.load_dataset(hub_id, split=split, **which))
+        return LineRows(path, folder, _table("text", files, encoding_errors=mark_bytes()))
+    return TableRows(path, folder, datasets.load_dataset(hub_id, split=split, **which))
+
+
+def _has_configurations(place: Path) -> bool:
+    """Whether the card of a dataset, its README.md, says which files it has."""
+    card = place / "README.md"
+    _, *rest = card.read_text(encoding="utf-8", errors="replace").split("---\n", 2) if card.is_file() else [""]
+    if len(rest) < 2:
+        return False
+    try:
+        described = yaml.safe_load(rest[0])
+    except yaml.YAMLError:
+        return False
+    return isinstance(described, dict) and bool(described.get("configs"))
 
 
 def _at_once(table: Any) -> int:

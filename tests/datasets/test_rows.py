@@ -120,6 +120,23 @@ def test_a_folder_with_pictures_beside_its_rows(tmp_path: Path, forms: dict[str,
     assert set(open_rows(str(described)).columns) == {"image", "input"}
 
 
+def test_a_copy_of_a_dataset_of_the_hub_has_the_files_that_its_card_names(tmp_path: Path) -> None:
+    for part, label in (("easy", 1), ("hard", "2")):
+        (tmp_path / "copy" / part).mkdir(parents=True)
+        (tmp_path / "copy" / part / "train.jsonl").write_text(f'{{"label": 0}}\n{json.dumps({"label": label})}\n')
+    configs = "".join(f"- config_name: {part}\n  data_files: {part}/*.jsonl\n" for part in ("easy", "hard"))
+    card = tmp_path / "copy" / "README.md"
+    card.write_text(f"---\nconfigs:\n{configs}---\n# Sums\n---\n")
+    copy = str(tmp_path / "copy")
+    assert [row for _, row in open_rows(f"{copy}@hard").scan()] == [{"label": 0}, {"label": "2"}]
+    assert open_rows(f"{copy}@hard").folder == tmp_path / "copy"
+    with pytest.raises(DataError, match=r"(?s)available configs: \['easy', 'hard'\]"):
+        open_rows(copy)
+    for text in ("# Sums\n", "---\nlicense: mit\n---\n", "---\n: [\n---\n", "---\n"):
+        card.write_text(text)
+        assert len(open_rows(copy)) == 4
+
+
 def test_columns_that_nobody_asks_for_are_not_decoded(tmp_path: Path) -> None:
     import datasets
 
