@@ -369,7 +369,7 @@ class AgentExecutor:
         init_logger("late").debug("asked")
         return await self.inner.execute(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine)
 """
-HELPER = """
+ELSEWHERE = """
 def helped(text):
     from openrlhf.utils.math_utils import extract_boxed_answer
     return extract_boxed_answer(text)
@@ -406,7 +406,7 @@ async def test_functions_import_what_the_file_could(
 ) -> None:
     """Imports inside functions, of threads and of modules that they call; to others openrlhf is not there."""
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "elsewhere_in_a_test.py").write_text(HELPER)
+    (tmp_path / "elsewhere_in_a_test.py").write_text(ELSEWHERE)
     (tmp_path / "late.py").write_text(LATE)
     reward = reward_function(str(tmp_path / "late.py"))
     assert not is_there()
