@@ -204,13 +204,6 @@ def _check_stale(config: Config) -> None:
     for flag, is_given in given.items():
         if is_given and config.train.stale != "drop":
             raise ConfigError(f"{flag} needs --train.stale drop: under wait no group ever gets too old.")
-    waits_in_order = config.rollout.order == "in_order" and not config.rollout.mask_stale_tokens
-    if config.rollout.oversample > 1 and waits_in_order:
-        raise ConfigError(
-            f"--rollout.oversample {config.rollout.oversample:g} needs --rollout.order first_done (or "
-            "--rollout.mask-stale-tokens): in order a batch waits for the oldest groups all the same, and what is played beyond "
-            "them gets too old."
-        )
 
 
 def _check_batch(config: Config) -> None:

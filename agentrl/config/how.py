@@ -49,10 +49,10 @@ class RolloutSection(Section):
     kv: Literal["keep", "recompute"] = "keep"
     """KV cache of sequences that an update hits: kept (fast) or computed again with the new weights (exact)."""
     order: Literal["in_order", "first_done"] = "in_order"
-    """in_order: a batch is the oldest task draws; first_done: the groups that finished first (needs train.stale drop)."""
+    """in_order: a batch is the oldest task draws, of those that are finished with train.stale drop; first_done: the groups that
+    finished first (needs train.stale drop)."""
     oversample: float = Field(1.0, ge=1.0)
-    """This many times the groups that are needed are in flight (above 1 needs train.stale drop and order first_done, or
-    mask_stale_tokens)."""
+    """This many times the groups that are needed are in flight (above 1 needs train.stale drop)."""
     mask_stale_tokens: bool = False
     """Leave tokens older than train.max_staleness out of the loss, and hold no batch back for their sake."""
     retries: int = Field(3, ge=0)
@@ -293,7 +293,8 @@ class TrainSection(UpdateSection):
     max_staleness: int = Field(1, ge=0)
     """How many versions behind the trained weights a token may be; 0 = synchronous."""
     stale: Literal["wait", "drop"] = "wait"
-    """wait: every group is trained in time, nothing is wasted; drop: finished groups over the bound are played again."""
+    """wait: every group is trained in time, nothing is wasted; drop: no batch waits for a slow group, and finished groups over
+    the bound are played again."""
 
 
 class ParallelSection(Section):

@@ -123,6 +123,7 @@ class GroupLedger:
             self._rollout.order,
             self._rollout.oversample,
             self._rollout.mask_stale_tokens,
+            self._train.stale,
         )
 
     def _state_of(self, group: Group) -> GroupState:

@@ -5,8 +5,8 @@ until it fails, is filtered or is dropped. Giving the place back when the batch 
 
 With `(max_staleness + 1) * batch_groups` places and strict order nothing ever gets too old: a group with p others before
 it is trained p // batch_groups versions later, and p < places. So for every j = 0..max_staleness, of the groups that a
-batch leaves over at most j * batch_groups have an age (versions since dispatch) of max_staleness - j or more. First-done
-order, over-sampling and the masking of stale tokens give that up; a group that gets too old then is dropped.
+batch leaves over at most j * batch_groups have an age (versions since dispatch) of max_staleness - j or more. `drop` and
+the masking of stale tokens give that up; a group that gets too old then is dropped.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Order = Literal["in_order", "first_done"]
+Stale = Literal["wait", "drop"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ class RolloutState:
     order: Order = "in_order"
     oversample: float = 1.0
     masked: bool = False
+    stale: Stale = "wait"
 
     @property
     def places(self) -> int:
@@ -95,9 +97,9 @@ def too_old(state: RolloutState) -> list[int]:
 def close_batch(state: RolloutState) -> list[int] | None:
     """Draws of the next batch; None = wait. Groups that are `too_old` must have been dropped.
 
-    In order: the oldest draws that hold places, when all of them are finished; where stale tokens are masked, the oldest
-    of those that are. First done: the first to have finished, those that were dropped before them. A short batch is closed when the data is used up and nothing
-    is in flight.
+    In order: the oldest draws that hold places, when all of them are finished; with `drop`, and where stale tokens are masked,
+    the oldest of those that are. First done: the first to have finished, those that were dropped before them. A short batch is
+    closed when the data is used up and nothing is in flight.
     """
     if held_up_by(state) is not None:
         return None
@@ -112,10 +114,10 @@ def close_batch(state: RolloutState) -> list[int] | None:
 
 
 def held_up_by(state: RolloutState) -> int | None:
-    """The draw without which no batch can be closed, whatever else finishes: in order, the first of the oldest that is not
-    finished. None = there is none such.
+    """The draw without which no batch can be closed, whatever else finishes: where none may get too old, the first of the
+    oldest that is not finished. None = there is none such.
     """
-    if state.masked or state.order == "first_done":
+    if state.masked or state.stale == "drop":
         return None
     oldest = itertools.islice(state.groups, state.batch_groups)
     return next((group.draw for group in oldest if not group.finished), None)

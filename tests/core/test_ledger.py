@@ -26,6 +26,8 @@ KINDS = ["fine"] * 6 + ["flat", "failed"]
 RULES = [
     {"train": {"stale": "wait"}},
     {"train": {"stale": "wait"}, "rollout": {"mask_stale_tokens": True}},
+    {"train": {"stale": "drop"}},
+    {"train": {"stale": "drop"}, "rollout": {"oversample": 1.5}},
     {"train": {"stale": "drop"}, "rollout": {"order": "first_done"}},
     {"train": {"stale": "drop"}, "rollout": {"order": "first_done", "oversample": 1.5}},
     {"train": {"stale": "drop"}, "rollout": {"oversample": 2.0, "mask_stale_tokens": True}},
@@ -129,7 +131,7 @@ class Rollouts(RuleBasedStateMachine):
         train, rollout = self.config.train, self.config.rollout
         short = len(batch.groups) < train.batch_groups
         assert batch.groups and (not short or self.ledger.exhausted)
-        if rollout.order == "in_order" and not rollout.mask_stale_tokens:
+        if train.stale == "wait" and not rollout.mask_stale_tokens:
             assert all(batch.groups[-1].draw < group.draw for group in self.ledger.groups)
         for group in batch.groups:
             oldest, newest = group.versions()
@@ -217,10 +219,11 @@ Rollouts.TestCase.settings = settings(max_examples=80, stateful_step_count=40, d
 TestRollouts = Rollouts.TestCase
 
 
+@pytest.mark.parametrize("order", ["in_order", "first_done"])
 @pytest.mark.parametrize(("oversample", "staleness", "batch"), [(1.2, 1, 4), (1.5, 2, 8), (2.0, 1, 4), (1.5, 0, 2)])
-def test_no_draw_gets_too_old_for_ever(oversample: float, staleness: int, batch: int) -> None:
+def test_no_draw_gets_too_old_for_ever(oversample: float, staleness: int, batch: int, order: str) -> None:
     """Episodes that end at once: more finish than are trained, so some are dropped in every step, but not the same ones."""
-    rules = {"train": {"stale": "drop"}, "rollout": {"order": "first_done", "oversample": oversample}}
+    rules = {"train": {"stale": "drop"}, "rollout": {"order": order, "oversample": oversample}}
     ledger = GroupLedger(configure(rules, batch, staleness), draws=None, wanted=None, keep=lambda group: True)
     plays: Counter[int] = Counter()
     trained: set[int] = set()

@@ -19,6 +19,7 @@ from agentrl.evaluation import Evaluator
 from agentrl.rollout.episode import EpisodeOrder, EpisodeResult, failed
 from agentrl.rollout.worker import EpisodePlayer
 from agentrl.seeds import derive
+from agentrl.training import TrainReport
 from agentrl.trajectory import Row
 
 from .test_loop import make_loop, records, tasks
@@ -51,6 +52,30 @@ async def test_stale_groups_are_recorded_and_their_draws_trained_later(tmp_path:
         assert all(row.oldest_version == version for row in rows)
     stale = sum(json.loads(line)["groups/stale"] for line in loop.folder.metrics.open())
     assert stale == outcomes["stale"] / 3
+
+
+async def test_with_drop_alone_training_goes_on_without_a_slow_group(tmp_path: Path) -> None:
+    """In order too: what was too old when it came is played again, and goes first then."""
+    third_step = asyncio.Event()
+
+    async def script(request: GenerationRequest) -> Reply:
+        if request.request_id == "000000-0-0":
+            await third_step.wait()
+        return Reply([3, 1])
+
+    loop, trainer, _ = make_loop(tmp_path, tasks(16), script=script, stale="drop")
+    train = trainer.train
+
+    async def told(rows: list[Row], step: int) -> TrainReport:
+        if step == 3:
+            third_step.set()
+        return await train(rows, step)
+
+    trainer.train = told  # type: ignore[method-assign]
+    await asyncio.wait_for(loop.run(), 20)
+    ends = [(line["draw"], line["outcome"]) for line in records(tmp_path) if line["sample"] == 0]
+    assert sorted(outcome for draw, outcome in ends if draw == 0) == ["stale", "trained"]
+    assert Counter(outcome for _, outcome in ends)["trained"] == 16
 
 
 async def test_where_stale_tokens_are_masked_no_batch_waits_for_a_slow_group(tmp_path: Path) -> None:

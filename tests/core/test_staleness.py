@@ -8,7 +8,7 @@ from agentrl.rollout.staleness import GroupState, RolloutState, close_batch, may
 def test_synchronous_runs_start_nothing_between_taking_and_publishing() -> None:
     state = RolloutState(version=3, batch_groups=4, max_staleness=0, groups=[], training=4)
     assert not may_dispatch(state)
-    assert not may_dispatch(RolloutState(3, 4, 0, [], 4, oversample=2.0, order="first_done"))
+    assert not may_dispatch(RolloutState(3, 4, 0, [], 4, oversample=2.0, stale="drop"))
 
 
 def test_in_order_a_batch_is_the_oldest_draws_and_waits_for_them() -> None:
@@ -19,16 +19,23 @@ def test_in_order_a_batch_is_the_oldest_draws_and_waits_for_them() -> None:
 
 def test_first_done_takes_what_ended_first() -> None:
     groups = [GroupState(0, 0, False), GroupState(1, 0, True, 3), GroupState(2, 0, True, 1), GroupState(3, 0, True, 2)]
-    assert close_batch(RolloutState(0, 2, 1, groups, 0, order="first_done")) == [2, 3]
+    assert close_batch(RolloutState(0, 2, 1, groups, 0, order="first_done", stale="drop")) == [2, 3]
+
+
+def test_with_drop_no_batch_waits_for_a_slow_group() -> None:
+    groups = [GroupState(0, 0, False), GroupState(1, 0, True, 3), GroupState(2, 0, True, 1), GroupState(3, 0, True, 2)]
+    assert close_batch(RolloutState(0, 2, 1, groups, 0)) is None
+    assert close_batch(RolloutState(0, 2, 1, groups, 0, stale="drop")) == [1, 2]
 
 
 def test_a_short_batch_is_closed_when_nothing_comes_any_more() -> None:
     groups = [GroupState(7, 0, True)]
-    for order in ("in_order", "first_done"):
-        assert close_batch(RolloutState(0, 2, 1, groups, 0, order=order)) is None
-        assert close_batch(RolloutState(0, 2, 1, groups, 0, exhausted=True, order=order)) == [7]
+    for order, stale in (("in_order", "wait"), ("in_order", "drop"), ("first_done", "drop")):
+        rules = {"order": order, "stale": stale}
+        assert close_batch(RolloutState(0, 2, 1, groups, 0, **rules)) is None
+        assert close_batch(RolloutState(0, 2, 1, groups, 0, exhausted=True, **rules)) == [7]
         running = [*groups, GroupState(8, 0, False)]
-        assert close_batch(RolloutState(0, 3, 1, running, 0, exhausted=True, order=order)) is None
+        assert close_batch(RolloutState(0, 3, 1, running, 0, exhausted=True, **rules)) is None
 
 
 def test_only_finished_groups_over_the_bound_are_too_old() -> None:
