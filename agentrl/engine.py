@@ -98,7 +98,9 @@ class Generation:
 
 @dataclass(frozen=True)
 class Health:
-    """A snapshot of an engine. `kv_usage` is the share of the KV cache in use; `preemptions` counts since the start."""
+    """A snapshot of an engine. `kv_usage` is the share of the KV cache in use; `preemptions` counts since the start;
+    `answered` = the engine said so itself.
+    """
 
     ok: bool
     version: int
@@ -107,6 +109,7 @@ class Health:
     kv_usage: float = 0.0
     preemptions: int = 0
     detail: str = ""
+    answered: bool = True
 
 
 class Engine(Protocol):

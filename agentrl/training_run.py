@@ -238,7 +238,7 @@ def _make_loop(
     evaluator = (
         Evaluator(config, player, ready.held_out, ready.limits, seats=seats, keeper=keeper) if ready.held_out else None
     )
-    watch = LoadWatch(sync.fleet, seats)
+    watch = LoadWatch(sync.fleet, seats, keeper.lose, config.engine.silence_timeout_s)
     return _loop_of(parts, dispatcher, sync, evaluator, reporter, state), keeper, watch
 
 

@@ -101,8 +101,8 @@ class EngineSection(Section):
     update_timeout_s: float = Field(300.0, gt=0)
     """Longest weight update, in seconds."""
     silence_timeout_s: float = Field(300.0, gt=0)
-    """An engine that brings no token for so long while answers are awaited hangs, and is replaced; longer than the longest
-    prefill, in seconds."""
+    """An engine that brings no token for so long while answers are awaited, or whose process does not answer for so long, hangs
+    and is replaced; longer than the longest prefill, in seconds."""
     max_restarts: int = Field(8, ge=0)
     """How often an engine that died or does not answer is replaced before the run stops."""
     args: Annotated[list[str], tyro.conf.UseAppendAction] = []

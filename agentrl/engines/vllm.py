@@ -118,14 +118,16 @@ class VLLMEngine:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 
         await self._llm.init_weight_transfer_engine(WeightTransferInitRequest({"source": source.to_dict()}))
-        self._broken = f"the update to weight version {version} did not finish"
-        await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest())
-        await self._llm.finish_weight_update(weight_version=str(version))
-        for reset in (self._llm.reset_mm_cache, self._llm.reset_encoder_cache):
-            if await reset() is False:
-                raise EngineError(f"vLLM refused {reset.__name__} after the update to weight version {version}")
-        self._broken = ""
+        try:
+            await self._llm.start_weight_update()
+            await self._llm.update_weights(WeightTransferUpdateRequest())
+            await self._llm.finish_weight_update(weight_version=str(version))
+            for reset in (self._llm.reset_mm_cache, self._llm.reset_encoder_cache):
+                if await reset() is False:
+                    raise EngineError(f"vLLM refused {reset.__name__} after the update to weight version {version}")
+        except BaseException:
+            self._broken = f"the update to weight version {version} did not finish"
+            raise
 
     async def sleep(self) -> None:
         """Free the device: KV cache and weights are gone, and stay so until `wake` and an update."""

@@ -130,7 +130,7 @@ class RayEngine:
         try:
             health: Health = await _call(self.actor.health.remote(), self._health_timeout_s)
         except EngineError as error:
-            return Health(False, self.version, detail=str(error))
+            return Health(False, self.version, detail=str(error), answered=False)
         self.version = max(self.version, health.version)
         return health
 

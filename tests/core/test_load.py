@@ -98,5 +98,33 @@ async def test_a_look_lowers_the_seats_of_the_engine_that_is_short_of_cache() ->
     engines[1].health = engines[2].health = short  # type: ignore[method-assign]
     fleet = EngineFleet(engines)
     fleet.out.add(2)
-    await LoadWatch(fleet, seats).look()
+    watch = LoadWatch(fleet, seats, lambda index, why: None, 300.0)
+    await asyncio.gather(*map(watch.look, range(3)))
     assert [load.limit for load in seats.loads] == [math.inf, 30, math.inf]
+
+
+async def test_an_engine_is_lost_that_says_it_is_ill_or_says_nothing_for_too_long() -> None:
+    """While the others answer, and before any episode's time is over."""
+    now, found = 0.0, [Health(True, 0), Health(True, 0)]
+    engines = [ScriptedEngine([]) for _ in found]
+    for index, engine in enumerate(engines):
+        engine.health = lambda index=index: asyncio.sleep(0, found[index])  # type: ignore[method-assign]
+    fleet, lost = EngineFleet(engines), []
+    watch = LoadWatch(fleet, Seats(2), lambda index, why: lost.append((index, why)), 300.0, lambda: now)
+
+    async def looked_at(after: float, *health: Health) -> list[tuple[int, str]]:
+        nonlocal now
+        now, found[:] = now + after, health
+        lost.clear()
+        await asyncio.gather(*map(watch.look, range(2)))
+        return lost
+
+    well, deaf, ill = Health(True, 0), Health(False, 0, answered=False, detail="deaf"), Health(False, 0, detail="ill")
+    assert await looked_at(0, well, ill) == [(1, "ill")]
+    assert await looked_at(0, well, deaf) == await looked_at(299, well, deaf) == []
+    assert await looked_at(0, well, well) == await looked_at(1, well, deaf) == await looked_at(299, well, deaf) == []
+    assert await looked_at(1, well, deaf) == [(1, "deaf")]
+    fleet.out.add(1)
+    assert await looked_at(300, well, deaf) == []
+    fleet.out.clear()
+    assert await looked_at(300, well, deaf) == [], "another has taken its place"

@@ -171,12 +171,17 @@ async def test_a_reset_that_says_no_is_an_error(source: WeightSource) -> None:
 
 
 async def test_an_update_that_hangs_is_bounded(source: WeightSource) -> None:
+    """As long as it is under way, nothing is wrong with the engine."""
     llm = RecordedLLM()
     subject = engine(llm, update_timeout_s=0.05)
     llm.hang = "update_weights"
     await subject.pause("keep")
+    updating = asyncio.create_task(subject.update_weights(source, 5))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert "update_weights" in llm.calls and (await subject.health()).ok
     with pytest.raises(EngineError, match="longer than"):
-        await subject.update_weights(source, 5)
+        await updating
     assert not (await subject.health()).ok
 
 
