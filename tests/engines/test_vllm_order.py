@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -214,6 +215,31 @@ async def test_a_core_that_brings_nothing_while_it_owes_answers_is_not_healthy()
     assert not await healthy_after(1)
     stats.record(None, None)
     assert await healthy_after(1000)
+
+
+def test_the_silence_of_one_core_is_heard_among_the_others() -> None:
+    """Of two cores of a data-parallel engine; what it had that was given up meanwhile is awaited no more."""
+    now = 0.0
+    stats = Stats(lambda: now)
+
+    def says(core: int, running: int, waiting: int = 0, kv: float = 0.0) -> None:
+        said = {"num_running_reqs": running, "num_waiting_reqs": waiting, "num_skipped_waiting_reqs": 0}
+        stats.record(SimpleNamespace(**said, kv_cache_usage=kv), None, engine_idx=core)
+
+    with ExitStack() as three:
+        for _ in range(3):
+            three.enter_context(stats.owed())
+        says(1, 1, kv=0.7)
+        for now in (100.0, 200.0):
+            says(0, 1, waiting=1, kv=0.2)
+            assert (stats.silent_s, stats.running, stats.kv_usage) == (now, 2, 0.7)
+        says(1, 1)
+        assert stats.silent_s == 0
+        now = 300.0
+        says(0, 2, waiting=1)
+        assert stats.silent_s == 0, "all three are on the other core"
+        now = 350.0
+        assert stats.silent_s == 50
 
 
 async def test_an_order_that_is_given_up_ends_the_engine_and_lets_nobody_wait() -> None:
