@@ -12,14 +12,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from .config import Config, ParallelSection
 from .errors import ConfigError, InfrastructureError
-from .guardian import guarded
+from .guardian import end_now, guarded
 from .placement import Reservation, check_room, cluster_gpus, wanted_by_run, wanted_by_trainer
 from .preflight import Ready
 from .registry import lookup
 from .rollout.pool import WorkerPool
 from .rollout.worker import WorkerSpec
+
+log = logging.getLogger(__name__)
+STARTS = 3
 
 if TYPE_CHECKING:
     from .engines.vllm_actor import RayEngine
@@ -36,7 +41,7 @@ def connected(cpus: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    local = not os.environ.get("RAY_ADDRESS")
+    local = os.environ.get("RAY_ADDRESS", "") in ("", "local")
     folder = _connect(cpus, local)
     with guarded(folder) if local else nullcontext():
         try:
@@ -57,12 +62,28 @@ def _connect(cpus: int, local: bool) -> str:
             "num_cpus": max(cpus, os.cpu_count() or 1),
             "_system_config": {"worker_niceness": 0},
         }
-    try:
-        ray.init(**options)
-    except Exception as error:
-        raise InfrastructureError(f"Ray did not start: {str(error).strip().splitlines()[0]}") from error
+    _start(options, STARTS if local else 1)
     folder: str = ray._private.worker._global_node.get_session_dir_path()
     return folder
+
+
+def _start(options: dict[str, Any], tries: int) -> None:
+    """Ray gives itself 30 s to start, which a busy machine may not give it. What it had started by then it leaves running."""
+    import ray
+
+    for left in reversed(range(tries)):
+        before = psutil.Process().children(recursive=True)
+        try:
+            ray.init(**options)
+        except Exception as error:
+            said = f"Ray did not start: {(str(error).strip() or type(error).__name__).splitlines()[0]}"
+            ray.shutdown()
+            end_now(process for process in psutil.Process().children(recursive=True) if process not in before)
+            if not left:
+                raise InfrastructureError(said) from error
+            log.warning("%s It is tried again.", said)
+        else:
+            return
 
 
 def cpus_of_run(config: Config) -> int:

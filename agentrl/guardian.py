@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,14 @@ def main() -> None:
     driver = os.getppid()
     sys.stdin.buffer.read()
     _, alive = psutil.wait_procs(left_behind(session_dir, driver), timeout=GRACE_S)
-    for process in alive:
-        try:
+    end_now(alive)
+
+
+def end_now(processes: Iterable[psutil.Process]) -> None:
+    """Kill them; some may have ended meanwhile."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
             process.kill()
-        except psutil.NoSuchProcess:
-            continue
 
 
 if __name__ == "__main__":
