@@ -56,11 +56,12 @@ def _connect(cpus: int, local: bool) -> str:
 
     options: dict[str, Any] = {"include_dashboard": False, "log_to_driver": True, "logging_level": logging.ERROR}
     if local:
-        # Ray's default of 15 lets any other program on the machine starve engines and trainer, but not the driver.
+        # Ray's default niceness of 15 lets any other program on the machine starve engines and trainer, but not the driver.
+        # Its server would keep a record of each of the last 100,000 calls, 3 KB each, for a dashboard that is off.
         options |= {
             "address": "local",
             "num_cpus": max(cpus, os.cpu_count() or 1),
-            "_system_config": {"worker_niceness": 0},
+            "_system_config": {"worker_niceness": 0, "task_events_report_interval_ms": 0},
         }
     _start(options, STARTS if local else 1)
     folder: str = ray._private.worker._global_node.get_session_dir_path()
