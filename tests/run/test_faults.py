@@ -129,17 +129,22 @@ def dead(pid: int) -> bool:
 
 
 def test_vllm_is_replaced_and_a_killed_run_resumed_with_the_current_weights(tmp_path: Path) -> None:
-    """Trained tokens have the trainer's log-probabilities: neither an engine that replaced another, nor one of a run that
-    goes on after kill -9, serves the weights it started with.
+    """Killed, or a core that stands still; what it had started ends with it. Trained tokens have the trainer's
+    log-probabilities: neither an engine that replaced another, nor one of a run that goes on after kill -9, serves the
+    weights it started with.
     """
-    synchronous = ["--train.max-staleness", "0", "--optim.lr", "0.01"]
+    synchronous = ["--train.max-staleness", "0", "--optim.lr", "0.01", "--engine.silence-timeout-s", "15"]
     options = [*policy(tmp_path), *SIZES, *synchronous]
     run = Running(tmp_path, *options, "--train.steps", "100")
     try:
         run.wait(lambda: len(run.steps()) >= 3, 400)
-        os.kill(run.actor("VLLMActor"), signal.SIGKILL)
-        run.wait(lambda: "engine 0 is replaced" in run.log.read_text(), 300)
-        run.goes_on(3)
+        for replaced, number in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
+            actor = run.actor("VLLMActor")
+            (core,) = [c.pid for c in psutil.Process(actor).children(recursive=True) if "EngineCore" in c.name()]
+            os.kill(actor if number == signal.SIGKILL else core, number)
+            run.wait(lambda n=replaced: run.log.read_text().count("engine 0 is replaced") == n, 300)
+            assert wait_until(lambda lost=(actor, core): all(map(dead, lost)), 20), "its core holds memory"
+            run.goes_on()
         os.kill(run.process.pid, signal.SIGKILL)
     finally:
         run.end()
