@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,52 @@ import pytest
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
 EXAMPLES = Path(__file__).parents[2] / "examples"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+PORTS = (6379, 8265, 10001, 29500, 52365)
+"""Where Ray and its dashboard, clients and agents listen unless told otherwise, and where torch's ranks meet."""
+SIZES = ["--train.steps", "3", "--train.batch-groups", "4", "--rollout.n-samples", "4", "--eval.tasks", "8"]
+AT_ONCE = {
+    "screenshots": ["--env", "screenshot_math", "--algo", "reinforce_pp", "--train.max-staleness", "0", *SIZES],
+    "tools": [
+        *("--env", "calculator_math", "--algo", "grpo", "--engine.count", "2", "--rollout.workers", "2"),
+        *SIZES,
+    ],
+}
+
+
+def begin(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """`agentrl train` in a process of its own."""
+    command = [AGENTRL, "train", "--run.dir", str(folder), "--run.name", "run", *options]
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def ended(folder: Path, run: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl, when the run has come to its end."""
+    assert run.wait(550) == 0, (folder / "log").read_text()[-5000:]
+    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
 
 
 def train(folder: Path, *options: str) -> list[dict[str, Any]]:
     """Run to the end; the records of metrics.jsonl."""
-    command = [AGENTRL, "train", "--run.dir", str(folder), "--run.name", "run", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=550)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
+    run = begin(folder, *options)
+    try:
+        return ended(folder, run)
+    finally:
+        run.kill()
+
+
+@pytest.fixture(scope="module")
+def at_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[Path, subprocess.Popen[bytes]]]]:
+    """Two runs that begin together, three engines between them, on a machine where every default port is taken."""
+    with ExitStack() as stack:
+        for port in PORTS:
+            with suppress(OSError):  # somebody else has taken it
+                stack.enter_context(socket.create_server(("", port)))
+        folders = {name: tmp_path_factory.mktemp(name) for name in AT_ONCE}
+        runs = {name: (folder, begin(folder, *AT_ONCE[name])) for name, folder in folders.items()}
+        for _, run in runs.values():
+            stack.callback(run.kill)
+        yield runs
 
 
 def rollouts(folder: Path) -> list[dict[str, Any]]:
@@ -54,19 +94,19 @@ def check_versions(lines: list[dict[str, Any]], staleness: int, records: Sequenc
             assert all(v == -1 for v, p in zip(row["versions"], row["logprobs"], strict=True) if p == 0.0 and v < 0)
 
 
-def test_screenshots_synchronous_and_exact(tmp_path: Path) -> None:
+def test_screenshots_synchronous_and_exact(at_once: dict[str, Any]) -> None:
     """At staleness 0 every trained token was sampled by the weights it is trained on: both sides agree on it."""
-    options = ["--env", "screenshot_math", "--algo", "reinforce_pp", "--train.steps", "3", "--train.max-staleness", "0"]
-    records = train(tmp_path, *options, "--train.batch-groups", "4", "--rollout.n-samples", "4", "--eval.tasks", "8")
+    folder, run = at_once["screenshots"]
+    records = ended(folder, run)
     assert [record["step"] for record in records] == [0, 1, 2, 3]
     assert [record["version"] for record in records] == [0, 1, 2, 3]
     assert all(record["mismatch/max_abs"] < 1e-4 for record in records[1:])
     assert {"eval/reward/mean", "eval/greedy/reward/mean"} <= set(records[0]) & set(records[-1])
-    lines = rollouts(tmp_path)
+    lines = rollouts(folder)
     check_nothing_is_lost(lines, 4)
     check_versions(lines, 0)
     assert any(len(row["images"]) > 1 for line in lines for row in line["rows"])
-    check_export(tmp_path / "run" / "final")
+    check_export(folder / "run" / "final")
 
 
 def check_export(folder: Path) -> None:
@@ -80,15 +120,14 @@ def check_export(folder: Path) -> None:
     assert all(parameter.numel() for parameter in model.parameters())
 
 
-def test_tools_with_grpo_and_one_version_of_lag(tmp_path: Path) -> None:
+def test_tools_with_grpo_and_one_version_of_lag(at_once: dict[str, Any]) -> None:
     """Two engines and two workers: what the one and the other sampled first has the trainer's log-probabilities."""
-    options = ["--env", "calculator_math", "--algo", "grpo", "--train.steps", "3", "--train.batch-groups", "4"]
-    two = ["--engine.count", "2", "--rollout.workers", "2"]
-    records = train(tmp_path, *options, *two, "--rollout.n-samples", "4", "--eval.tasks", "8")
+    folder, run = at_once["tools"]
+    records = ended(folder, run)
     assert records[1]["mismatch/max_abs"] < 1e-4
     assert [record["step"] for record in records] == [0, 1, 2, 3]
     assert max(record["staleness/max"] for record in records[1:]) <= 1
-    lines = rollouts(tmp_path)
+    lines = rollouts(folder)
     check_nothing_is_lost(lines, 4)
     check_versions(lines, 1)
     assert any(message["role"] == "tool" for line in lines for message in line["messages"])
