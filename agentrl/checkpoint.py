@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .disk import writing
+from .disk import room, writing
 from .errors import AgentRLError, ConfigError, DataError, InfrastructureError, RunStoppedError
 
 PART, OLD, PINNED = ".part", ".old", "pinned"
@@ -79,8 +79,9 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
             raise
         except Exception as error:
+            said = self._failed(state.step, error)
             shutil.rmtree(part, ignore_errors=True)
-            raise RunStoppedError(self._failed(state.step, error)) from error
+            raise RunStoppedError(said) from error
         return target
 
     def go_on_from(self, checkpoint: Path) -> RunState:
@@ -109,7 +110,7 @@ class Checkpoints:
         except AgentRLError:
             raise
         except Exception as error:
-            raise RunStoppedError(f"{what} failed: {_in_words(error)}. {self.way_on()}") from error
+            raise RunStoppedError(f"{what} failed: {_in_words(error)}{room(self.folder)}. {self.way_on()}") from error
 
     def _name(self, part: Path, target: Path) -> None:
         """`part` takes the name of `target`. One that has the name already stays loadable until then."""
@@ -129,7 +130,10 @@ class Checkpoints:
         _sync(self.folder)
 
     def _failed(self, step: int, error: Exception) -> str:
-        return f"the checkpoint of step {step} could not be saved: {_in_words(error)}. {self.way_on()}"
+        """How full the disk is as well, while what does not fit is still on it: torch's words for a full one say nothing."""
+        return (
+            f"the checkpoint of step {step} could not be saved: {_in_words(error)}{room(self.folder)}. {self.way_on()}"
+        )
 
     def way_on(self) -> str:
         """What `--resume latest` would go on from, as a sentence."""

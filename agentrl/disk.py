@@ -16,11 +16,11 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InfrastructureError(f"{path} cannot be written: {error.strerror or error}{_room(path)}.") from error
+        raise InfrastructureError(f"{path} cannot be written: {error.strerror or error}{room(path)}.") from error
 
 
-def _room(path: Path) -> str:
-    """How full the disk is, where it still says so."""
+def room(path: Path) -> str:
+    """How full the disk is, in brackets, where it still says so."""
     try:
         there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         usage = shutil.disk_usage(there)

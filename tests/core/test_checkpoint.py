@@ -98,7 +98,8 @@ def test_weights_that_do_not_fit_are_loud_whoever_writes_them(tmp_path: Path, ki
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     try:
-        with pytest.raises(RunStoppedError, match=r"step 2 could not be saved: .*goes on from step_000001"):
+        said = r"step 2 could not be saved: .* \(its disk has [\d.]+ of [\d.]+ GiB free\)\. .*goes on from step_000001"
+        with pytest.raises(RunStoppedError, match=said):
             asyncio.run(checkpoints.save(RunState(2), write))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
