@@ -75,6 +75,10 @@ class SpecialText:
         match = self._special.search(text)
         return match.start() if match else None
 
+    def starts(self, text: str) -> list[int]:
+        """Where special-token strings start in `text`."""
+        return [match.start() for match in self._special.finditer(text)]
+
     def leading(self, text: str) -> str:
         """The special-token string that `text` begins with, '' without one."""
         match = self._special.match(text)

@@ -157,6 +157,78 @@ def test_TOK_04_pictures_are_expanded_in_place_and_cut_whole() -> None:
         spell("vision", messages)
 
 
+HEADERLESS = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }}</s>{% endif %}{% endfor %}"
+)
+TWO_ENDS = (
+    "{% for m in messages %}<turn>{{ m.role }}<says>{{ m.content }}"
+    "{{ '<said><end>' if m.role == 'assistant' else '<end>' }}{% endfor %}"
+    "{{ '<turn>assistant<says>' if add_generation_prompt }}"
+)
+OPEN_THOUGHT = (
+    "{% for m in messages %}<turn>{{ m.role }}\n{% set x = m.content.split('</think>') %}{% if m.role == 'assistant' %}<think>"
+    "{{ x[0][7:] if x|length > 1 }}</think>{{ x[-1] }}{% else %}{{ m.content }}{% endif %}<end>{% endfor %}"
+    "{{ '<turn>assistant\n<think>\n' if add_generation_prompt }}"
+)
+ANSWERS_INSIDE = (
+    "{% for m in messages %}{% if m.role != 'tool' %}<turn>{{ m.role }}\n{% for c in m.tool_calls or [] %}"
+    "<call>{{ c.function.name }}{{ c.function.arguments | tojson }}</call>{% endfor %}{% if m.tool_calls %}"
+    "{% set later = messages[loop.index0 + 1:] %}{% for t in later if t.role == 'tool' %}<answer>{{ t.content }}</answer>"
+    "{% endfor %}{% endif %}{{ m.content }}{{ '<end>' if m.content or not m.tool_calls }}{% endif %}{% endfor %}"
+    "{{ '<turn>assistant\n' if add_generation_prompt and messages[-1].role != 'tool' }}"
+)
+
+
+def spell_by(template: str, messages: Sequence[dict[str, Any]]) -> tuple[Spelling, Renderer]:
+    specials = ("</s>", "<turn>", "<says>", "<said>", "<end>", "<call>", "</call>", "<answer>", "</answer>")
+    tokenizer = byte_tokenizer(specials, eos="</s>" if "</s>" in template else "<end>", template=template)
+    renderer = Renderer(tokenizer)
+    return Speller(renderer).spell(messages), renderer
+
+
+@pytest.mark.parametrize(
+    ("template", "runs"),
+    [
+        (HEADERLESS, [" a1</s>", " a2</s>"]),
+        (TWO_ENDS, ["a1<said><end>", "a2<said><end>"]),
+    ],
+)
+def test_a_turn_is_all_that_a_rollout_would_sample(template: str, runs: list[str]) -> None:
+    """The space before it where the prompt ends without one, and both tokens of an end that takes two."""
+    messages = chat("q1", "a1", "q2", "a2")
+    spelling, renderer = spell_by(template, messages)
+    assert spoken(spelling, renderer) == runs
+    for known in (1, 3):
+        prompt = renderer.start(messages[:known]).token_ids
+        assert spelling.token_ids[: len(prompt)] == prompt
+        assert spelling.trained[len(prompt)] and not spelling.trained[len(prompt) - 1]
+
+
+def test_a_thought_that_the_prompt_opens_begins_where_the_prompt_ends() -> None:
+    messages = chat("q1", "<think>\nhm</think>a1")
+    spelling, renderer = spell_by(OPEN_THOUGHT, messages)
+    assert spoken(spelling, renderer) == ["hm</think>a1<end>"]
+    prompt = renderer.start(messages[:1]).token_ids
+    assert spelling.token_ids[: len(prompt)] == prompt and not spelling.trained[len(prompt) - 1]
+
+
+@pytest.mark.parametrize("content", ["", "let me"])
+def test_what_a_tool_answers_within_the_turn_that_called_it_is_not_trained(content: str) -> None:
+    """Gemma 4's way; the answer is also what the call says."""
+    turns = [
+        TOOL_TURNS[0],
+        {**TOOL_TURNS[1], "content": content},
+        {**TOOL_TURNS[2], "content": '"a": 1'},
+        TOOL_TURNS[3],
+    ]
+    spelling, renderer = spell_by(ANSWERS_INSIDE, turns)
+    assert '<answer>"a": 1</answer>' in renderer.text(spelling.token_ids, special=True)
+    call, *said, answer = spoken(spelling, renderer)
+    assert call == '<call>add{"a": 1}</call>' and answer == "a2<end>"
+    assert said == ([f"{content}<end>"] if content else [])
+
+
 WORDS = st.text(st.sampled_from("ab c\n<|im_start|>assistant\n</think>é{}"), max_size=12)
 
 
