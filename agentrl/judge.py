@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 from pydantic import Field, field_validator
 
+from .backoff import retry_after
 from .config.load import read_file, validated
 from .config.section import Section
 from .errors import ConfigError
@@ -29,7 +30,8 @@ from .registry import has_login
 from .tokens import read_token
 
 log = logging.getLogger(__name__)
-AGAIN = (408, 409, 429, 500, 502, 503, 504)
+AGAIN = (408, 409, 429)
+"""What a server refuses that it may take later; its own failures, from 500 on, are such as well."""
 BACKOFF_S, MAX_BACKOFF_S = 0.5, 8.0
 LOCK_S = 30.0
 
@@ -152,19 +154,20 @@ class Judge:
                     aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http,
                     http.post(f"{self._file.url.rstrip('/')}/chat/completions", json=body) as response,
                 ):
-                    text = await response.text()
+                    text, after = await response.text(), retry_after(response.headers.get("Retry-After", ""))
                 if response.status == 200:
                     return str(json.loads(text)["choices"][0]["message"]["content"] or "")
                 why = f"HTTP {response.status}: {text[:200]}"
-                if response.status not in AGAIN:
+                if response.status not in AGAIN and response.status < 500:
                     break
             except (aiohttp.ClientError, TimeoutError) as error:
+                after = 0.0
                 why = f"{type(error).__name__}: {error}"
             except (ValueError, LookupError, TypeError) as error:
                 why = f"no chat completion: {type(error).__name__}"
                 break
             if attempt < self._file.retries:
-                await asyncio.sleep(min(BACKOFF_S * 2**attempt, MAX_BACKOFF_S))
+                await asyncio.sleep(max(after, min(BACKOFF_S * 2**attempt, MAX_BACKOFF_S)))
         self._gave_up(why)
         return None
 

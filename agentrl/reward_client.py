@@ -19,6 +19,7 @@ import pydantic_core
 from pydantic import ValidationError
 
 from . import wire
+from .backoff import retry_after
 from .env import Task
 from .errors import ConfigError, EnvError, InfrastructureError
 from .schemas import RewardReply
@@ -28,8 +29,6 @@ PATIENCE_S = 45.0
 BACKOFF_S = 0.1
 MAX_BACKOFF_S = 3.0
 TIMEOUT_S = 600.0
-MOST_AFTER_S = 60.0
-"""Longest that a server's Retry-After is heeded."""
 CHECK_S = 20.0
 
 
@@ -155,12 +154,7 @@ async def _post(http: aiohttp.ClientSession, url: str, body: bytes) -> tuple[int
         reply = None
     if not isinstance(reply, dict):
         return (502 if response.status < 400 else response.status), {}, 0.0
-    return response.status, reply, _seconds(after)
-
-
-def _seconds(after: str) -> float:
-    """A Retry-After in seconds; a date is not heeded."""
-    return min(float(after), MOST_AFTER_S) if after.isascii() and after.isdigit() else 0.0
+    return response.status, reply, retry_after(after)
 
 
 def _refused(url: str, status: int, reply: Mapping[str, Any]) -> str:

@@ -15,7 +15,8 @@ from agentrl.agent_server.listen import bind, listening
 from agentrl.agent_server.reward_app import reward_app
 
 from agentrl import ConfigError, EnvError, InfrastructureError
-from agentrl.reward_client import _seconds, served_reward
+from agentrl.backoff import retry_after
+from agentrl.reward_client import served_reward
 
 
 @asynccontextmanager
@@ -213,7 +214,7 @@ async def test_a_server_that_was_full_once_is_asked_again(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("after", ["9" * 400, "²", "-1", "Mon, 30 Nov 2026 00:00:00 GMT", "2"])
 def test_how_long_to_wait_is_read_from_anything(after: str) -> None:
-    assert _seconds(after) == {"9" * 400: 60.0, "2": 2.0}.get(after, 0.0)
+    assert retry_after(after) == {"9" * 400: 60.0, "2": 2.0}.get(after, 0.0)
 
 
 def test_in_a_single_turn_run(tmp_path: Path) -> None:

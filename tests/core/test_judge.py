@@ -31,6 +31,7 @@ class Served:
     def __init__(self) -> None:
         self.answers: list[str | int] = ["Score: 3 no, Score: 5"]
         self.asked: list[dict[str, Any]] = []
+        self.headers: dict[str, str] = {}
         self.app = make_app("judge", authorize=bearer(None), bounds=Bounds())
 
         @self.app.post("/v1/chat/completions")
@@ -39,7 +40,7 @@ class Served:
             answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
             await asyncio.sleep(0.05)
             if isinstance(answer, int):
-                return JSONResponse({"error": {"message": "busy"}}, answer)
+                return JSONResponse({"error": {"message": "busy"}}, answer, headers=self.headers)
             return JSONResponse({"choices": [{"message": {"role": "assistant", "content": answer}}]})
 
 
@@ -102,6 +103,23 @@ async def test_what_may_pass_is_asked_again_and_what_fails_is_no_verdict(
         assert (await ask(prompt=answer, completion="c", label=None))["reward"] is None
     served.answers = ["Score: 0"]
     assert (await ask(prompt="b", completion="b", label=None))["reward"] == 0.0, "a failure is not kept"
+
+
+async def test_a_busy_server_is_given_the_time_that_it_asks_for(
+    judge: Callable[..., Any], served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0.0)
+
+    ask = judge("retries = 4")
+    served.answers, served.headers = [429, 529, "Score: 10"], {"Retry-After": "7"}
+    monkeypatch.setattr("agentrl.judge.asyncio.sleep", noted)
+    assert (await ask(prompt="a", completion="a", label=None))["reward"] == 1.0
+    assert [seconds for seconds in pauses if seconds > 1] == [7.0, 7.0]
 
 
 async def test_an_answer_that_cannot_be_read_counts_each_time(judge: Callable[..., Any], served: Served) -> None:
