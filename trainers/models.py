@@ -181,15 +181,24 @@ def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         if head == SCORE:
+            if config.num_labels != 1 and any(
+                "ForSequenceClassification" in name for name in config.architectures or ()
+            ):
+                raise ConfigError(f"{path} tells {config.num_labels} classes apart; a reward model gives one number.")
             config.num_labels = 1
             auto: Any = AutoModelForSequenceClassification
             if type(config) not in auto._model_mapping:
                 raise ConfigError(f"{path}: models of type {config.model_type} have no form that scores sequences.")
         else:
             auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
-        return auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+        model = auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise DataError(str(does_not_load(path, "The model", trust_remote_code, error))) from error
+    if head == SCORE and not hasattr(model, SCORE):
+        raise ConfigError(
+            f"{path}: models of type {config.model_type} do not score a text at its last token, as those that write texts do."
+        )
+    return model
 
 
 def _examined(model: Any, vision: bool, attention: str) -> Policy:

@@ -235,6 +235,17 @@ def test_TOK_08_a_reward_model_reads_the_last_attended_token(
         assert found == pytest.approx((float(ours.mean()), float(ours.std(correction=0))), abs=1e-5)
 
 
+def test_a_model_that_scores_otherwise_than_at_the_last_token_is_no_reward_model_to_train(tmp_path: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes = {"vocab_size": 99, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    for labels, why in ((1, "type bert do not score a text at its last token"), (2, "tells 2 classes apart")):
+        config = BertConfig(**sizes, intermediate_size=8, num_labels=labels)
+        BertForSequenceClassification(config).save_pretrained(tmp_path)
+        with pytest.raises(ConfigError, match=why):
+            load_policy(str(tmp_path), head="score")
+
+
 def test_pictures_are_learned_from_and_their_placeholders_are_not_trained(make: Make, tmp_path: Path) -> None:
     store, placeholder = ImageStore(tmp_path / "images"), tiny.token_id("<|image_pad|>")
     rows: list[Row] = []
