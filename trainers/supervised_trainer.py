@@ -64,11 +64,13 @@ class SupervisedTrainer:
             default_lr=default_lr,
             head=self._loss.head,
         )
+        self._judge: Read | None = None
 
     def train(self, items: Sequence[Item], step: int) -> TrainReport:
         """One optimizer update. Raises ConfigError when an item is longer than a micro-batch, and DivergenceError after too
         many updates with numbers that are not finite.
         """
+        self._judge = None
         core, update, totals = self.core, self._plan(items), Totals.of(items)
         updates = Updates(core.backend, core.rank, [len(item) for item in items])
         rate = core.rate(core.counters.updates)
@@ -86,6 +88,7 @@ class SupervisedTrainer:
         """The loss over all items as over one update, and its metrics, of the weights that `export` writes. A reward model's
         scores are from then on normalised by the mean and deviation that they have here.
         """
+        self._judge = None
         update, totals = self._plan(items), Totals.of(items)
         parts: list[Parts] = [{"loss": Mean(0.0, 1.0)}] if self.core.rank == 0 else []
         filler = (min(update.rows, key=lambda i: len(items[i])),)
@@ -101,13 +104,15 @@ class SupervisedTrainer:
 
     def reference(self, items: Sequence[Item]) -> list[float]:
         """The reference's log-probability of each answer, summed over its tokens, in the order of `rows_of(items)`. Of the
-        run's own model it is that of the present weights: to be asked before the first update.
+        run's own model it is that of the present weights: to be asked before the first update. Another model stays in memory
+        until the next update or evaluation.
         """
+        self._judge = self._judge or self._reader_of_reference()
         rows = rows_of(items)
         lengths = [len(row) for row in rows]
         budget = self._config.train.micro_batch_tokens
         (plan,) = plan_updates(range(len(rows)), lengths, [True] * len(rows), ranks=self.core.ranks, budget=budget)
-        (logp,) = Share(rows, plan.steps, self.core.rank).evaluate(self._reader_of_reference())
+        (logp,) = Share(rows, plan.steps, self.core.rank).evaluate(self._judge)
         sums: list[float] = logp.double().sum(1).tolist()
         return sums
 

@@ -14,7 +14,7 @@ import tyro
 
 from ..assemble import make_renderer
 from ..cluster import check_trainer_gpus, connected, trainer_cpus
-from ..config import SupervisedConfig
+from ..config import SftConfig, SupervisedConfig
 from ..config.check_supervised import check_supervised
 from ..config.dump import to_toml
 from ..config.load import parse_command, with_stored_config
@@ -23,6 +23,7 @@ from ..errors import ConfigError
 from ..image_store import ImageStore
 from ..model_folder import is_small, max_positions, model_config
 from ..placement import Reservation, reserved, wanted_by_trainer
+from ..renderer import Renderer
 from ..report.progress import SHOWN_SUPERVISED
 from ..supervised.dataset import load_examples
 from ..supervised.examples import Examples
@@ -98,13 +99,24 @@ def _examples(config: SupervisedConfig, model: str, store: ImageStore | None) ->
     longest = max_positions(model_config(model)) or config.train.max_len
     train = config.train.model_copy(update={"max_len": min(config.train.max_len, longest)})
     config = config.model_copy(update={"train": train})
-    renderer = make_renderer(config, model)
+    renderer = _renderer(config, model)
     with progress_bar() as bar:
         examples = load_examples(config, renderer, store, lambda share: bar("examples", share))
         if not config.data.test_path or not config.eval.enable:
             return examples, None
         told = lambda share: bar("held-out examples", share)  # noqa: E731
         return examples, load_examples(config, renderer, store, told, held_out=True)
+
+
+def _renderer(config: SupervisedConfig, model: str) -> Renderer:
+    """Plain text needs no chat template."""
+    try:
+        return make_renderer(config, model)
+    except ConfigError:
+        if not (isinstance(config, SftConfig) and config.sft.pretrain and config.model.chat_template == "auto"):
+            raise
+    plain = config.model.model_copy(update={"chat_template": "none"})
+    return make_renderer(config.model_copy(update={"model": plain}), model)
 
 
 def _show(

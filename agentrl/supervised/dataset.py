@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..config import DpoConfig, RmConfig, SftConfig, SupervisedConfig
 from ..config.supervised import AnswersSection, PairsSection
 from ..data import RowTasks, load_tasks
@@ -16,7 +18,8 @@ from ..errors import ConfigError, DataError
 from ..image_store import ImageStore
 from ..renderer import Renderer
 from .conversations import conversation, margin_of, pair
-from .examples import Examples, ExamplesOnDemand, Item, Pair, as_row
+from .examples import Examples, ExamplesOnDemand, Item, Pair, as_row, rows_of
+from .pieces import Pieces
 from .recorded import are_recorded
 from .spelling import Speller, Spelling, said
 from .trajectories import recorded_examples
@@ -27,8 +30,11 @@ ALIKE = "chosen and rejected are the same"
 Told = Callable[[float], None]
 AT_ONCE = 20_000
 """Rows that are spelled before the run starts; of more, each is spelled when its turn comes."""
+NOT_KEPT = np.zeros(0, np.int32)
 LOOKED_AT = 2000
 """Rows of which then is said what they are like."""
+TEXTS_LOOKED_AT = 200
+"""The same of texts to pretrain on, any of which may be a book."""
 
 
 class LeftOutError(Exception):
@@ -52,12 +58,12 @@ def load_examples(
         tasks = load_tasks(section, evaluation=held_out, seed=config.run.seed)
         _check_columns(tasks, config)
         maker = _Maker(config, renderer, store)
-        whole = held_out or len(tasks) <= AT_ONCE or not _one_each(config)
-        found = (
-            maker.examples(tasks[: config.eval.samples] if held_out else tasks, told)
-            if whole
-            else maker.later(tasks, told)
-        )
+        if held_out or len(tasks) <= AT_ONCE:
+            found = maker.examples(tasks[: config.eval.samples] if held_out else tasks, told)
+        elif isinstance(config, SftConfig) and config.sft.pretrain:
+            found = maker.pieces(tasks, told)
+        else:
+            found = maker.later(tasks, told)
         if tasks.skipped:
             found.left_out[UNREADABLE] += tasks.skipped
     if held_out:
@@ -66,11 +72,6 @@ def load_examples(
         reasons = ", ".join(f"{count} {reason}" for reason, count in found.left_out.items())
         raise DataError(f"{path}: no example is left to use ({reasons or 'it is empty'}).")
     return found
-
-
-def _one_each(config: SupervisedConfig) -> bool:
-    """Whether a row gives one example at most, and nothing is asked about all of them before the first update."""
-    return isinstance(config, RmConfig) or (isinstance(config, SftConfig) and not config.sft.pretrain)
 
 
 def _check_columns(tasks: RowTasks, config: SupervisedConfig) -> None:
@@ -116,6 +117,37 @@ class _Maker:
             make=lambda i: self._of_row(tasks, i, later),
         )
 
+    def pieces(self, tasks: RowTasks, told: Told) -> ExamplesOnDemand:
+        """The pieces of texts. One of fewer bytes than a piece has tokens is one piece, as no token stands for less than a byte:
+        it is spelled when its turn comes. The tokens of longer texts are found now and kept on disk.
+        """
+        first = self.examples(tasks[:TEXTS_LOOKED_AT], lambda share: None)
+        kept, later = Pieces(), Counter[str]()
+        around = len(self._speller.plain("x"))
+        for i in range(len(tasks)):
+            told((i + 1) / len(tasks))
+            text = tasks[i].prompt
+            if isinstance(text, str) and len(text.encode(errors="replace")) + around <= self._max_len:
+                kept.add(i, [NOT_KEPT])
+            else:
+                kept.add(i, [row.token_ids for row in rows_of(self._of_row(tasks, i, later))])
+
+        def made(number: int) -> list[Item]:
+            row, place, ids = kept[number]
+            if not len(ids):
+                return self._of_row(tasks, row, later)
+            return [_piece(tuple(ids.tolist()), f"{tasks[row].id}-{place}")]
+
+        return ExamplesOnDemand(
+            first.items,
+            first.left_out,
+            first.cut,
+            count=len(kept),
+            looked_at=TEXTS_LOOKED_AT,
+            unit="pieces",
+            make=made,
+        )
+
     def _of_row(self, tasks: RowTasks, i: int, left_out: Counter[str]) -> list[Item]:
         """What a row gives; a reason in `left_out` where it gives nothing. Raises DataError."""
         task = tasks[i]
@@ -146,12 +178,12 @@ class _Maker:
         for start in range(0, len(whole), size):
             ids = whole.token_ids[start : start + size]
             if len(ids) > 1:
-                piece = Spelling(ids, (False, *[True] * (len(ids) - 1)))
-                yield as_row(piece, f"{task.id}-{start // size}", None)
+                yield _piece(ids, f"{task.id}-{start // size}")
 
     def _answer(self, task: Task, config: SftConfig, folder: Path) -> Item:
         messages = conversation(task, config.data, folder)
-        if not any(said(message) for message in messages if message["role"] == "assistant"):
+        spoken = [said(message) for message in messages if message["role"] == "assistant"]
+        if not any(spoken[-1:] if config.sft.turns == "last" else spoken):
             raise LeftOutError(EMPTY)
         spelling = self._speller.spell(messages, task.tools, last_only=config.sft.turns == "last")
         kept = spelling.cut(self._max_len)
@@ -176,6 +208,13 @@ class _Maker:
         if messages[-1]["role"] != "assistant" or not said(messages[-1]):
             raise LeftOutError(EMPTY)
         spelling = self._speller.spell(messages, tools)
+        if not any(spelling.trained):
+            raise LeftOutError(EMPTY)
         if len(spelling) > self._max_len:
             raise LeftOutError(TOO_LONG)
         return spelling
+
+
+def _piece(ids: tuple[int, ...], name: str) -> Item:
+    """Of a text: all of it is trained but the first token, which nothing predicts."""
+    return as_row(Spelling(ids, (False, *[True] * (len(ids) - 1))), name, None)

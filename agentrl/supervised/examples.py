@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..image_store import ImageStore
 from ..trajectory import Row
 from .spelling import Spelling
+
+if TYPE_CHECKING:
+    from .references import References
 
 
 @dataclass
@@ -41,13 +45,15 @@ def rows_of(items: Sequence[Item]) -> list[Row]:
 @dataclass
 class Examples:
     """Items in the order of the data; `left_out` counts rows of the data by the reason why they are not among them, `cut`
-    those of which the end is missing, `respelled` recorded episodes of which the tokens are another model's.
+    those of which the end is missing, `respelled` recorded episodes of which the tokens are another model's. `references`
+    are those of pairs, once they are known.
     """
 
     items: list[Item] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
     cut: int = 0
     respelled: int = 0
+    references: References | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -57,8 +63,15 @@ class Examples:
         return sum(map(len, self.items))
 
     def batch(self, indices: Sequence[int]) -> list[Item]:
-        """The examples of these numbers, below the length; of rows that are none, none."""
-        return [self.items[i] for i in indices]
+        """The examples of these numbers, below the length; of rows that are none, none. Pairs with what the reference says,
+        where that is known. Raises DataError for a row that cannot be read, unless such rows are skipped.
+        """
+        numbered = [(i, item) for i in indices for item in self._of(i)]
+        known = self.references
+        return [item if known is None else known.give(i, item) for i, item in numbered]
+
+    def _of(self, number: int) -> list[Item]:
+        return [self.items[number]]
 
     def describe(self, what: str) -> str:
         """In one line for a person."""
@@ -72,23 +85,23 @@ class Examples:
 @dataclass
 class ExamplesOnDemand(Examples):
     """`count` rows of which `make(i)` makes row i an example when its turn comes; nothing is kept. `items` and what is counted
-    are of the first rows, which were looked at.
+    are of the first rows, which were looked at. `unit` = what they are: rows, or pieces of them.
     """
 
     count: int = 0
     looked_at: int = 0
+    unit: str = "rows"
     make: Callable[[int], list[Item]] = field(default=lambda i: [])
 
     def __len__(self) -> int:
         return self.count
 
-    def batch(self, indices: Sequence[int]) -> list[Item]:
-        """Raises DataError for a row that cannot be read, unless such rows are skipped."""
-        return [item for i in indices for item in self.make(i)]
+    def _of(self, number: int) -> list[Item]:
+        return self.make(number)
 
     def describe(self, what: str) -> str:
         first = Examples(self.items, self.left_out, self.cut).describe(what)
-        return f"{self.count} rows, spelled as their turn comes; of the first {self.looked_at}: {first}"
+        return f"{self.count} {self.unit}, spelled as their turn comes; of the first {self.looked_at} rows: {first}"
 
 
 def as_row(spelling: Spelling, name: str, store: ImageStore | None, *, last_only: bool = False) -> Row:

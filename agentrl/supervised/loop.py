@@ -124,7 +124,8 @@ class SupervisedLoop:
         """The held-out examples with the present weights, once a step."""
         if self.held_out is None or self.state.evaluated == self.step:
             return
-        found = await self._watched(self.trainer.evaluate(self.held_out.items), "the evaluation")
+        items = self.held_out.batch(range(len(self.held_out)))
+        found = await self._watched(self.trainer.evaluate(items), "the evaluation")
         record = {"step": self.step, **{f"eval/{name}": value for name, value in found.items()}}
         self.folder.amend_metrics(record)
         self.reporter.evaluation(record)

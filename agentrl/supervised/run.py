@@ -53,7 +53,7 @@ async def _train(parts: SupervisedParts, trainer: Trainer, reporter: Reporter) -
         whose = reference_of(parts.config, parts.model_path)
         for name, examples in (("train", parts.examples), ("test", parts.held_out)):
             if examples is not None:
-                await give_references(trainer, examples.items, parts.folder.path, name, whose)
+                await give_references(trainer, examples, parts.folder.path, name, whose, reporter)
     checkpoints = Checkpoints(parts.folder.checkpoints, parts.config.ckpt.keep, parts.config.ckpt.minutes)
     state = RunState() if parts.resume_from is None else read_state(parts.resume_from)
     loop = SupervisedLoop(

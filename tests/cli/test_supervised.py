@@ -204,6 +204,9 @@ def test_a_tokenizer_without_a_template_is_told_what_to_do(
     Path("chat.jsonl").write_text(json.dumps(CHAT) + "\n")
     result = agentrl("sft", "--data.path", "chat.jsonl", "--model", str(bare), "--dry-run")
     assert result.code == 2 and "--model.chat-template" in result.err
+    Path("text.jsonl").write_text(json.dumps({"text": "once upon a time"}) + "\n")
+    plain = ["--data.path", "text.jsonl", "--data.input-key", "text", "--sft.pretrain"]
+    assert agentrl("sft", *plain, "--model", str(bare), "--dry-run").code == 0, "plain text needs none"
     result = agentrl(
         "sft", "--data.path", "chat.jsonl", "--model", str(bare), "--model.chat-template", "none", "--dry-run"
     )

@@ -190,6 +190,24 @@ def test_pairs_that_are_too_long_or_say_nothing_are_left_out(load: Load) -> None
 
 
 @pytest.mark.parametrize("kind", ["dpo", "rm"])
+def test_an_answer_without_weight_makes_no_pair(load: Load, kind: str) -> None:
+    silent = [{"role": "assistant", "content": "a", "weight": 0}]
+    rows = [{"prompt": "q", "chosen": silent, "rejected": "b"}, {"prompt": "q", "chosen": "a", "rejected": "b"}]
+    examples = load(kind, rows)
+    assert len(examples) == 1 and examples.left_out == {"nothing to train": 1}
+
+
+def test_a_last_turn_that_says_nothing_is_not_trained_in_place_of_others(load: Load, renderer: Renderer) -> None:
+    turns = [("user", "q"), ("assistant", "a"), ("user", "r"), ("assistant", " ")]
+    row = {"messages": [{"role": role, "content": text} for role, text in turns]}
+    assert [said(renderer, item) for item in load("sft", [row]).items] == ["a<|im_end|>"]
+    full = {"messages": [*row["messages"][:3], {"role": "assistant", "content": "b"}]}
+    examples = load("sft", [row, full], sft={"turns": "last"})
+    assert [said(renderer, item) for item in examples.items] == ["b<|im_end|>"]
+    assert examples.left_out == {"nothing to train": 1}
+
+
+@pytest.mark.parametrize("kind", ["dpo", "rm"])
 def test_pairs_of_equal_answers_are_left_out(load: Load, kind: str) -> None:
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     rows = [
@@ -276,7 +294,7 @@ def test_the_first_rows_of_each_dataset_are_used_and_each_is_named_when_it_is_ba
         examples(data={"path": [paths[0], bad]})
 
 
-@pytest.mark.parametrize("kind", ["sft", "rm"])
+@pytest.mark.parametrize("kind", ["sft", "rm", "dpo"])
 def test_of_many_rows_each_is_spelled_when_its_turn_comes(
     load: Load, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,13 +308,30 @@ def test_of_many_rows_each_is_spelled_when_its_turn_comes(
     monkeypatch.setattr("agentrl.supervised.dataset.LOOKED_AT", 3)
     later = load(kind, rows, **options)
     assert len(later) == 6 and len(whole) == len(later.batch(range(6))) < 6
-    assert "6 rows, spelled as their turn comes; of the first 3: 2 " in later.describe("examples")
+    assert "6 rows, spelled as their turn comes; of the first 3 rows: 2 " in later.describe("examples")
     assert "1 left out: nothing to train" in later.describe("examples")
     for one, other in zip(rows_of(whole.items), rows_of(later.batch(range(6))), strict=True):
         assert one.rollout_id == other.rollout_id and np.array_equal(one.token_ids, other.token_ids)
     assert later.batch([2]) == [] and [row.rollout_id for row in rows_of(later.batch([5, 0]))][-1].startswith("row-0")
     with pytest.raises(DataError, match=r"^row 5 of .*rows.jsonl: "):
         load(kind, [*rows[:5], {**rows[5], "a": None, "chosen": None}], **options).batch([0, 5])
+
+
+def test_of_many_texts_memory_holds_none_and_the_pieces_are_those_of_few(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": text} for text in ("short", "é" * 40, "a" * 15, "b" * 33, "x")]
+    options: dict[str, Any] = {"data": {"input_key": "text"}, "train": {"max_len": 16}, "sft": {"pretrain": True}}
+    whole = load("sft", rows, **options)
+    monkeypatch.setattr("agentrl.supervised.dataset.AT_ONCE", 4)
+    monkeypatch.setattr("agentrl.supervised.dataset.TEXTS_LOOKED_AT", 2)
+    later = load("sft", rows, **options)
+    assert len(later) == len(whole) == 11 and len(later.items) == 6
+    assert "11 pieces, spelled as their turn comes; of the first 2 rows: 6 examples" in later.describe("examples")
+    for one, other in zip(rows_of(whole.items), rows_of(later.batch(range(11))), strict=True):
+        assert one.rollout_id == other.rollout_id and np.array_equal(one.token_ids, other.token_ids)
+        assert np.array_equal(one.loss_mask, other.loss_mask) and not one.loss_mask[0]
+    assert [row.rollout_id for row in rows_of(later.batch([10, 2]))] == ["row-4-0", "row-1-1"]
 
 
 def test_CKP_02_the_horizon_is_the_number_of_updates() -> None:

@@ -126,9 +126,11 @@ async def test_an_answer_of_one_reference_is_not_taken_for_that_of_another(tmp_p
     async def references(of: str, **sections: Any) -> tuple[float, float] | None:
         pairs: list[Item] = [Pair(make_row(0, 8), make_row(1, 8))]
         whose = reference_of(DpoConfig.model_validate(sections), str(tmp_path / of))
-        await give_references(trainer, pairs, tmp_path / "run", "train", whose)
-        assert isinstance(pairs[0], Pair)
-        return pairs[0].reference
+        examples = Examples(pairs)
+        await give_references(trainer, examples, tmp_path / "run", "train", whose, Silent())
+        (pair,) = examples.batch([0])
+        assert isinstance(pair, Pair)
+        return pair.reference
 
     two = str(tmp_path / "two")
     assert await references("one") == await references("one") == (1.0, 1.0)
@@ -141,6 +143,33 @@ async def test_an_answer_of_one_reference_is_not_taken_for_that_of_another(tmp_p
     (tmp_path / "two" / "model.safetensors").write_text("other weights")
     assert await references("two") == (5.0, 5.0), "another model where the first one lay"
     assert await references("one") == (1.0, 1.0) and trainer.asked == 5
+
+
+async def test_of_many_pairs_some_are_asked_about_at_once_and_each_is_told_from_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.supervised.references.AT_A_TIME", 2)
+    trainer, changed = Told([]), False
+
+    def made(number: int) -> list[Item]:
+        other = 100 if changed and number == 3 else number
+        return [] if number == 1 else [Pair(make_row(other, 8), make_row(50 + number, 9))]
+
+    async def examples() -> Examples:
+        some = ExamplesOnDemand(items=made(0), count=5, make=made)
+        await give_references(trainer, some, tmp_path, "train", "reference", Silent())
+        return some
+
+    first = await examples()
+    assert trainer.asked == 3
+    again = await examples()
+    assert trainer.asked == 3, "kept in the folder"
+    for one in (first, again):
+        pairs = one.batch([4, 1, 0, 3])
+        assert [pair.reference for pair in pairs if isinstance(pair, Pair)] == [(3.0, 3.0), (1.0, 1.0), (2.0, 2.0)]
+    changed = True
+    with pytest.raises(DataError, match="not the pair that the reference was asked about"):
+        (await examples()).batch([0, 3])
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
