@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..config import LoraSection
 from ..errors import DataError
-from .checkpoint import TAG, About
+from .checkpoint import TAG, UNIVERSAL, About
 from .ema import read_average
 from .export import adapter_weights, export_adapter, export_model, pad_apart, whole_weights
 from .models import SCORE, choose_trained, load_model
@@ -53,7 +53,10 @@ def export_checkpoint(folder: Path, out: Path, *, model: str | None = None, aver
 
 
 def _stored(folder: Path, about: About) -> dict[str, Tensor]:
-    """What the run trained, under the trainer's names."""
+    """What the run trained, under the trainer's names; flat where it was sharded and is for any number of ranks."""
+    if about.stage == 3 and (folder / TAG / UNIVERSAL).is_file():
+        files = (folder / TAG / "zero").glob("*/fp32.pt")
+        return {file.parent.name: torch.load(file, map_location="cpu", weights_only=True) for file in files}
     if about.stage == 3:
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
@@ -71,6 +74,7 @@ def _put(model: Any, weights: dict[str, Tensor], source: str) -> None:
     own = model.state_dict(keep_vars=True)
     for name, tensor in weights.items():
         name = name.removeprefix(_PREFIX)
-        if name not in own or own[name].shape != tensor.shape:
+        flat = name in own and tensor.shape == (own[name].numel(),)
+        if name not in own or not (flat or own[name].shape == tensor.shape):
             raise DataError(f"the checkpoint's weight {name} {list(tensor.shape)} does not fit the model {source}")
-        own[name].copy_(tensor)
+        own[name].copy_(tensor.view(own[name].shape))

@@ -93,6 +93,10 @@ async def test_CKP_04_two_ranks_go_on_as_one_and_one_as_two(
     assert again.metrics == pytest.approx(reports[3].metrics, rel=1e-4, abs=1e-5)
     await pair.close()
     assert run(["ckpt", "universal", str(tmp_path / "other"), str(tmp_path / "third")]) == 2
+    for checkpoint in ("second", "other"):
+        assert run(["export", str(tmp_path / checkpoint), str(tmp_path / f"{checkpoint}-model")]) == 0
+    of_one, of_any = (load_file(tmp_path / f"{name}-model" / "model.safetensors") for name in ("second", "other"))
+    assert of_one.keys() == of_any.keys() and distance(of_one, of_any) == 0.0
 
 
 async def learned(path: Path, ranks: int, stage: int, images: Path) -> TrainerGroup:
