@@ -41,6 +41,12 @@ class AnswersSection(ExamplesSection):
     """Column with the answer to the prompt in data.input_key; absent: that column holds whole conversations."""
 
 
+class TextsSection(AnswersSection):
+    """Plain text: a row without any is left out."""
+
+    empty_texts: ClassVar[bool] = True
+
+
 class PairsSection(ExamplesSection):
     """Pairs of a better and a worse answer."""
 

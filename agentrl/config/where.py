@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 from pydantic import Field, field_validator
@@ -70,6 +70,9 @@ class ModelSection(TrainedModelSection):
 
 class DataSection(Section):
     """A dataset of prompts, in place of or beside the tasks an environment brings."""
+
+    empty_texts: ClassVar[bool] = False
+    """Whether a row may hold an empty text."""
 
     path: Names = []
     """json, jsonl, parquet, csv or arrow file, a folder, or a hub id (ID@NAME: one of its configurations); several are used

@@ -43,7 +43,7 @@ def read_row(row: Mapping[str, Any], section: DataSection, folder: Path = Path("
     if section.image_key is not None:
         images = album.all(cell(row, section.image_key))
     tools = () if section.tools_key is None else _tools(cell(row, section.tools_key))
-    if isinstance(prompt, str) and prompt:
+    if isinstance(prompt, str) and (prompt or section.empty_texts):
         if section.template is not None:
             prompt = section.template.replace("{}", prompt)
         return Shown(_with_places(prompt, images) if images and PLACE in prompt else prompt, images, tools)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..config import DpoConfig, RmConfig, SftConfig, SupervisedConfig
-from ..config.supervised import AnswersSection, PairsSection
+from ..config.supervised import AnswersSection, PairsSection, TextsSection
 from ..data import RowTasks, load_tasks
 from ..env import Task
 from ..errors import ConfigError, DataError
@@ -55,6 +55,8 @@ def load_examples(
     if isinstance(config, SftConfig) and are_recorded(config, held_out=held_out):
         found = recorded_examples(paths, config, Speller(renderer), renderer, store)
     else:
+        if isinstance(config, SftConfig) and config.sft.pretrain:
+            section = TextsSection(**section.model_dump())
         tasks = load_tasks(section, evaluation=held_out, seed=config.run.seed)
         _check_columns(tasks, config)
         maker = _Maker(config, renderer, store)
@@ -173,6 +175,8 @@ class _Maker:
     def _texts(self, task: Task) -> Iterator[Item]:
         if not isinstance(task.prompt, str):
             raise DataError(f"--sft.pretrain wants a text, not {repr(task.prompt)[:60]}")
+        if not task.prompt:
+            raise LeftOutError(EMPTY)
         whole, size = self._speller.plain(task.prompt), self._max_len
         self._cut += len(whole) > size
         for start in range(0, len(whole), size):

@@ -140,7 +140,8 @@ def test_TOK_06_rows_without_anything_to_train_are_left_out_and_counted(load: Lo
 
 def test_plain_text_is_trained_from_the_second_token_on_in_pieces(load: Load, renderer: Renderer) -> None:
     sections = {"data": {"input_key": "text"}, "sft": {"pretrain": True}, "train": {"max_len": 10}}
-    examples = load("sft", [{"text": "<|im_end|>" + "é" * 9}, {"text": "b"}], **sections)
+    examples = load("sft", [{"text": "<|im_end|>" + "é" * 9}, {"text": ""}, {"text": "b"}], **sections)
+    assert examples.left_out == {"nothing to train": 1}
     assert all(not row.loss_mask[0] and row.loss_mask[1:].all() for row in examples.items)
     whole = [token for row in examples.items[:2] for token in row.token_ids.tolist()]
     assert [len(row) for row in examples.items[:2]] == [10, 10] and examples.cut == 1
