@@ -50,7 +50,8 @@ class TrainedModelSection(Section):
     """auto: float32 on a CPU, bfloat16 on a GPU."""
     attention: Literal["auto", "sdpa", "eager"] = "auto"
     """How the trainer computes attention. auto: sequences share a row and are kept apart, by PyTorch's fused kernels, where
-    the model can be seen to allow it. sdpa, eager: transformers' own of that name, one sequence a row, which is slower."""
+    the model can be seen to allow it (on a GPU FlashAttention's is among them). sdpa, eager: transformers' own of that
+    name, one sequence a row, which is slower."""
     chat_template: str = "auto"
     """auto: the tokenizer's own; none: contents are joined as they are; or the path of a jinja file."""
     trust_remote_code: bool = False
