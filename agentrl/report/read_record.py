@@ -23,11 +23,12 @@ OF_ROWS = ("rollout_id", "group_id", "task_id", "env", "total_reward", "score", 
 
 
 def read_episode(record: Mapping[str, Any]) -> EpisodeResult:
-    """The episode of one line. Records may lack the tools."""
+    """The episode of one line. Records may lack the tools and the number of turns."""
     return EpisodeResult(
         rows=[_read_row(row, record) for row in record["rows"]],
         tools=record.get("tools", []),
-        **{key: record[key] for key in (*OF_ROWS, "draw", "sample", "messages", "metrics", "error", "turns")},
+        turns=record.get("turns", 0),
+        **{key: record[key] for key in (*OF_ROWS, "draw", "sample", "messages", "metrics", "error")},
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..config import SftConfig
+from ..errors import DataError
 from ..image_store import ImageStore
 from ..messages import Image, as_message
 from ..renderer import Renderer
@@ -52,11 +53,20 @@ def recorded_examples(
 def _episodes(paths: Sequence[str], most: int | None) -> Iterator[tuple[EpisodeResult, ImageStore]]:
     """The first `most` episodes of each path, with the pictures that lie beside them."""
     for path in paths:
-        records = ((file, record) for file in recorded_files(path) for record in read_lines(file))
-        for file, record in islice(records, most):
+        records = ((file, *line) for file in recorded_files(path) for line in enumerate(read_lines(file), 1))
+        for file, number, record in islice(records, most):
             beside = file.parent / "images"
             images = ImageStore(beside if beside.is_dir() else file.parent.parent / "images")
-            yield read_episode(record), images
+            yield _episode(record, f"{file}, line {number}"), images
+
+
+def _episode(record: Any, where: str) -> EpisodeResult:
+    try:
+        return read_episode(record)
+    except KeyError as error:
+        raise DataError(f"{where} is no record of an episode: there is no {error} in it") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{where} is no record of an episode: {error}") from error
 
 
 def _reason(episode: EpisodeResult, min_score: float | None) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl import ConfigError, Renderer
+from agentrl import ConfigError, DataError, Renderer
 from agentrl.assemble import load_processor
 from agentrl.cli.main import run
 from agentrl.cli.rollout import BestOf
@@ -57,6 +57,13 @@ def test_episodes_with_pictures_are_trained_in_the_tokens_that_were_sampled(vlm:
         assert np.diff(np.flatnonzero(item.loss_mask)).max() == 1 and item.loss_mask.sum() <= 8  # type: ignore[union-attr]
     good = load(tmp_path / "run" / "rollouts", renderer, store, sft={"min_score": -1.0})
     assert len(good) == len(examples)
+    first, second = records[:2]
+    del first["turns"], first["tools"]
+    file = tmp_path / "run" / "rollouts" / "step_000001.jsonl"
+    for broken in ({**second, "rows": [{}]}, {**second, "rows": 7}, 7):
+        file.write_text(json.dumps(first) + "\n" + json.dumps(broken) + "\n")
+        with pytest.raises(DataError, match=r"step_000001\.jsonl, line 2 is no record of an episode"):
+            load(file, renderer, store)
 
 
 def result(draw: int, sample: int, reward: float | None) -> EpisodeResult:
