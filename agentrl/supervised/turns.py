@@ -55,10 +55,8 @@ class Turns:
             before, found, rest = marked.partition(MARKER)
             tail = self._tail(whole, rest, of_call)
             if found and tail is not None:
-                start, end = (
-                    self._begin(whole, messages[:turn], tools, after, _shared(whole, before)),
-                    len(whole) - tail,
-                )
+                end, shared = len(whole) - tail, _shared(whole, before)
+                start = self._begin(whole, messages[:turn], tools, after, shared, of_call)
                 self._check_calls(messages[turn], whole[start:end], turn)
                 return start, self._turn_end(whole, max(start, end), of_call)
         raise DataError(
@@ -74,19 +72,22 @@ class Turns:
         fitting = (len(rest) - start for start in starts or [0] if whole.endswith(rest[start:]))
         return None if MARKER in rest else next(fitting, None)
 
-    def _begin(self, whole: str, before: list[Message], tools: list[Any], after: int, shared: int) -> int:
+    def _begin(
+        self, whole: str, before: list[Message], tools: list[Any], after: int, shared: int, of_call: bool
+    ) -> int:
         """Where the prompt of a rollout would end: after the last header before the turn's words, which begin at `shared` at
-        the earliest; of a template without headers, after the rendering of what came before.
+        the earliest. Of a template without headers it is the space before them, or all of a call, that the prompt lacks.
         """
+        start = max(shared, after)
         if self._header:
             header = whole.rfind(self._header, after, shared + len(self._header) - 1)
-            return header + len(self._header) if header >= 0 else max(shared, after)
+            return header + len(self._header) if header >= 0 else start
         try:
             prompt = self._template.render(before, tools)
         except RefusedError:
-            prompt = ""
-        fits = after <= len(prompt) <= shared and whole.startswith(prompt)
-        return len(prompt) if fits else max(shared, after)
+            return start
+        fits = after <= len(prompt) < start and whole.startswith(prompt)
+        return len(prompt) if fits and (of_call or whole[len(prompt) : start].isspace()) else start
 
     def _said(self, whole: str, messages: list[Message], tools: list[Any], turn: int, span: Span) -> list[Piece]:
         """The pieces of a turn's span. Some templates show in it what tools answered (Gemma 4): the assistant's is then what the

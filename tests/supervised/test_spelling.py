@@ -205,6 +205,22 @@ def test_a_turn_is_all_that_a_rollout_would_sample(template: str, runs: list[str
         assert spelling.trained[len(prompt)] and not spelling.trained[len(prompt) - 1]
 
 
+NO_PROMPT = "{% for m in messages %}<turn>{{ m.role }}<says>{{ m.content }}<end>{% endfor %}"
+CALL_ALONE = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]{% elif m.role == 'assistant' %}"
+    "{% if m.tool_calls %}<call>{{ m.tool_calls[0].function.arguments | tojson }} add</s>{% else %} {{ m.content }}</s>"
+    "{% endif %}{% elif messages[loop.index0 - 1].tool_calls %}<answer>{{ m.content }}</answer>"
+    "{% else %}{{ raise_exception('answers come after calls') }}{% endif %}{% endfor %}"
+)
+
+
+def test_a_template_without_a_prompt_for_replies_shows_a_turn_all_the_same() -> None:
+    spelling, renderer = spell_by(NO_PROMPT, chat("q1", "a1", "q2", "a2"))
+    assert spoken(spelling, renderer) == ["a1<end>", "a2<end>"]
+    spelling, renderer = spell_by(CALL_ALONE, TOOL_TURNS)
+    assert spoken(spelling, renderer) == ['<call>{"a": 1} add</s>', " a2</s>"]
+
+
 def test_a_thought_that_the_prompt_opens_begins_where_the_prompt_ends() -> None:
     messages = chat("q1", "<think>\nhm</think>a1")
     spelling, renderer = spell_by(OPEN_THOUGHT, messages)
