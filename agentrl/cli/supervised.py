@@ -28,6 +28,7 @@ from ..report.progress import SHOWN_SUPERVISED
 from ..supervised.dataset import load_examples
 from ..supervised.examples import Examples
 from ..supervised.plan import SupervisedPlan, describe, make_plan
+from ..supervised.recorded import show_pictures
 from ..supervised.run import StartTrainer, SupervisedParts, supervised_run
 from .console import out, progress_bar
 from .exits import DONE, INTERRUPTED
@@ -87,7 +88,7 @@ def _dry_run(config: SupervisedConfig) -> int:
 
 def _model(config: SupervisedConfig, gpus: float) -> str:
     """The model's folder. Raises ConfigError."""
-    path = choose_model(config, config.data.image_key is not None, gpus)
+    path = choose_model(config, config.data.image_key is not None or show_pictures(config), gpus)
     longest = max_positions(model_config(path))
     if longest is not None and config.train.max_len > longest and "max_len" in config.train.changed():
         raise ConfigError(f"--train.max-len {config.train.max_len}: {path} was made for {longest} tokens at most.")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..config import SftConfig
+from ..config import SftConfig, SupervisedConfig
 from ..errors import ConfigError
+from ..report.read_record import read_lines
 from ..report.record import JSON_LINES
 
 OF_BOTH = ("path", "test_path", "max_samples")
@@ -31,6 +32,14 @@ def is_recorded(path: str) -> bool:
     except ValueError:
         return False
     return isinstance(record, dict) and {"rollout_id", "rows", "messages"} <= record.keys()
+
+
+def show_pictures(config: SupervisedConfig) -> bool:
+    """Whether the training data are recorded episodes with pictures: those of the first that was played to its end tell."""
+    files = [file for path in config.data.path if is_recorded(path) for file in recorded_files(path)]
+    records = (record for file in files for record in read_lines(file) if isinstance(record, dict))
+    rows = next((record["rows"] for record in records if record.get("rows")), [])
+    return isinstance(config, SftConfig) and any(isinstance(row, dict) and row.get("images") for row in rows)
 
 
 def are_recorded(config: SftConfig, *, held_out: bool = False) -> bool:

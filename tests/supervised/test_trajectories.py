@@ -34,11 +34,15 @@ def vlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(make_tiny("tiny-vlm", tmp_path_factory.mktemp("models") / "tiny-vlm", max_steps=0))
 
 
-def test_episodes_with_pictures_are_trained_in_the_tokens_that_were_sampled(vlm: Path, tmp_path: Path) -> None:
+def test_episodes_with_pictures_are_trained_in_the_tokens_that_were_sampled(
+    vlm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Several turns of random tokens about a picture; then as the rollouts/ of a run."""
     played = tmp_path / "played" / "out.jsonl"
     command = ["rollout", "--env", "screenshot_math", "--engine", "random", "--model", str(vlm), "-n", "3"]
     assert run([*command, "--out", str(played), "--rollout.max-new-tokens", "8"]) == 0
+    monkeypatch.setattr("agentrl.cli.policy.tiny_policy", {"tiny-vlm": str(vlm)}.__getitem__)
+    assert run(["sft", "--data.path", str(played), "--dry-run"]) == 0, "without --model one that sees"
     records = [json.loads(line) for line in played.read_text().splitlines()]
     renderer, store = Renderer(load_processor(str(vlm), False)), ImageStore(tmp_path / "store")
     examples = load(played, renderer, store)
