@@ -47,7 +47,7 @@ class Counters:
 class About:
     """What a checkpoint was written of: enough to export it without the run. `lora` = LoraSection as a dict;
     `freeze_vision` = what reads pictures was not adapted; `head` = TEXT or SCORE; `config` = what the run found out and
-    config.json is to hold.
+    config.json is to hold; `chat_template` = the run's, where it is not the model's; "" = none was used.
     """
 
     model: str
@@ -59,6 +59,7 @@ class About:
     optimizer: str = "adamw"
     freeze_vision: bool = False
     config: dict[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
 
     @property
     def adapted(self) -> bool:

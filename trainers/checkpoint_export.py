@@ -13,7 +13,7 @@ from ..config import LoraSection
 from ..errors import DataError
 from .checkpoint import TAG, UNIVERSAL, About
 from .ema import read_average
-from .export import adapter_weights, export_adapter, export_model, pad_apart, whole_weights
+from .export import adapter_weights, export_adapter, export_model, finish_reward_model, whole_weights
 from .models import SCORE, choose_trained, load_model
 
 _PREFIX = "policy_model."
@@ -45,9 +45,9 @@ def export_checkpoint(folder: Path, out: Path, *, model: str | None = None, aver
         _put(policy, weights, source)
     out.mkdir(parents=True, exist_ok=True)
     whole: Any = _Whole()
-    export_model(policy, whole_weights(policy, whole), source, out, about.config)
+    export_model(policy, whole_weights(policy, whole), source, out, about.config, about.chat_template)
     if about.head == SCORE:
-        pad_apart(out)
+        finish_reward_model(out, about.chat_template)
     if about.adapted:
         export_adapter(policy, adapter_weights(policy, whole), source, out)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -21,7 +20,7 @@ from .backend import Backend, Offload, Place, join
 from .bad_rows import DivergenceError, report_bad_rows
 from .checkpoint import TAG, UNIVERSAL, About, Counters, load_state, save_state
 from .ema import WeightAverage
-from .export import adapter_weights, export_adapter, export_model, hub_weights, pad_apart, whole_weights
+from .export import adapter_weights, export_adapter, export_model, finish_reward_model, hub_weights, whole_weights
 from .models import SCORE, TEXT
 from .optimizers import learning_rate, make_optimizer
 from .reading import Reader, compute_dtype
@@ -85,6 +84,7 @@ class Core:
             head=head,
             optimizer=config.optim.name,
             freeze_vision=config.model.freeze_vision,
+            chat_template=_chat_template(config.model.chat_template) if place.rank == 0 else None,
         )
         self._average = _average(config, self.backend)
 
@@ -175,18 +175,11 @@ class Core:
             weights = self._weights()
             adapter = adapter_weights(model, self.backend, keep=first)
             if first:
-                export_model(model, weights, self._model_path, folder, self._about.config)
-                self._export_template(folder)
+                export_model(model, weights, self._model_path, folder, self._about.config, self._about.chat_template)
                 if self._about.head == SCORE:
-                    pad_apart(folder)
+                    finish_reward_model(folder, self._about.chat_template)
             if adapter:
                 export_adapter(model, adapter, self._model_path, folder)
-
-    def _export_template(self, folder: Path) -> None:
-        """The chat template that the run used, where it was not the model's own."""
-        choice = self._config.model.chat_template
-        if choice not in ("auto", "none"):
-            shutil.copyfile(choice, folder / "chat_template.jinja")
 
     def _weights(self) -> dict[str, Tensor]:
         """All of them on rank 0, none on the others, which take part in the gathering."""
@@ -196,6 +189,13 @@ class Core:
         """Free what was published and leave the process group."""
         self._publisher.close()
         self.backend.close()
+
+
+def _chat_template(choice: str) -> str | None:
+    """The text of the chat template that the run uses, where it is not the model's own."""
+    if choice in ("auto", "none"):
+        return None if choice == "auto" else ""
+    return Path(choice).read_text(encoding="utf-8")
 
 
 def _average(config: TrainerConfig, backend: Backend) -> WeightAverage | None:

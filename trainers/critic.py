@@ -15,7 +15,7 @@ from ..trajectory import Row
 from .backend import Backend, Offload
 from .checkpoint import TAG as CHECKPOINT
 from .checkpoint import UNIVERSAL
-from .models import trunk_states
+from .models import TRUNK, trunk_states
 from .optimizers import learning_rate, make_optimizer
 from .packing import Pack
 from .reading import Reader, check_vocabulary, compute_dtype, open_model
@@ -100,7 +100,7 @@ def open_critic(
     """The critic on the trunk of `critic.path`, or of the policy's model."""
     path = config.critic.path or model_path
     check_vocabulary(config, path, model_path, "--critic.path")
-    reader = open_model(config, path, image_dir, trained=True, device=device, ranks=ranks)
+    reader = open_model(config, path, image_dir, trained=True, device=device, ranks=ranks, head=TRUNK)
     return Critic(config, reader, lr, planned)
 
 

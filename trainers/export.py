@@ -71,10 +71,15 @@ def hub_weights(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def export_model(
-    model: Any, weights: dict[str, Tensor], source: str, folder: Path, facts: Mapping[str, Any] | None = None
+    model: Any,
+    weights: dict[str, Tensor],
+    source: str,
+    folder: Path,
+    facts: Mapping[str, Any] | None = None,
+    chat_template: str | None = None,
 ) -> None:
-    """Write what `from_pretrained` reads: the weights of `whole_weights`, all but the weights of `source`, and what is more to
-    be in config.json.
+    """Write what `from_pretrained` reads: the weights of `whole_weights`, all but the weights of `source`, what is more to
+    be in config.json, and a chat template in place of the source's.
     """
     for name, value in (facts or {}).items():
         setattr(model.config, name, value)
@@ -84,11 +89,25 @@ def export_model(
         for file in origin.glob(pattern):
             if file.name != "config.json" and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, folder / file.name)
+    if chat_template:
+        (folder / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
 
 
 def export_adapter(model: Any, weights: dict[str, Tensor], source: str, folder: Path) -> None:
     """Write the adapter alone, in peft's format, beside the merged model."""
     save_adapter(model, weights, source, folder / "adapter")
+
+
+def finish_reward_model(folder: Path, chat_template: str | None) -> None:
+    """A padding token of its own; and no chat template where "" says that the run used none: who scores with the model looks
+    there for what it was trained with.
+    """
+    pad_apart(folder)
+    settings = folder / "tokenizer_config.json"
+    if chat_template == "" and settings.is_file():
+        (folder / "chat_template.jinja").unlink(missing_ok=True)
+        kept = {key: value for key, value in json.loads(settings.read_text()).items() if key != "chat_template"}
+        settings.write_text(json.dumps(kept, indent=2, ensure_ascii=False) + "\n")
 
 
 def pad_apart(folder: Path) -> None:

@@ -19,8 +19,8 @@ from .lora import adapters_off, add_adapters, drop_inputs
 from .segments import register_segments
 
 logger = logging.getLogger(__name__)
-TEXT, SCORE = "text", "score"
-"""What a model has on top: logits over its vocabulary, or one number a sequence, by the layer of that name."""
+TEXT, SCORE, TRUNK = "text", "score", "trunk"
+"""What a model has on top: logits over its vocabulary; one number a sequence, by the layer of that name; what does not matter."""
 _REACHES = ("sliding_window", "attention_chunk_size")
 _SHORT = 8
 AUTO = "auto"
@@ -191,14 +191,26 @@ def load_model(path: str, dtype: torch.dtype, *, trust_remote_code: bool = False
                 raise ConfigError(f"{path}: models of type {config.model_type} have no form that scores sequences.")
         else:
             auto = AutoModelForImageTextToText if "vision_config" in config.sub_configs else AutoModelForCausalLM
-        model = auto.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model, info = auto.from_pretrained(
+            path, config=config, dtype=dtype, trust_remote_code=trust_remote_code, output_loading_info=True
+        )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
         raise DataError(str(does_not_load(path, "The model", trust_remote_code, error))) from error
     if head == SCORE and not hasattr(model, SCORE):
         raise ConfigError(
             f"{path}: models of type {config.model_type} do not score a text at its last token, as those that write texts do."
         )
+    _check_whole(path, model, info["missing_keys"], head)
     return model
+
+
+def _check_whole(path: str, model: Any, missing: set[str], head: str) -> None:
+    """Raises DataError when weights were made up: a reward model's for the head of a policy, a text model's for its trunk."""
+    new = f"{SCORE}." if head == SCORE else ""
+    wanted = f"{model.base_model_prefix}." if head == TRUNK else ""
+    made_up = [name for name in sorted(missing) if name.startswith(wanted) and not (new and name.startswith(new))]
+    if made_up:
+        raise DataError(f"{path} is no whole model of this kind: its weights lack {made_up[0]}.")
 
 
 def _examined(model: Any, vision: bool, attention: str) -> Policy:

@@ -54,6 +54,21 @@ def test_an_exported_checkpoint_is_what_the_run_exports(
         assert distance(last, trained) == 0.0 < distance(last, load_file(made / "model.safetensors"))
 
 
+def test_the_chat_template_of_the_run_goes_with_the_model(make_trainer: Make, tmp_path: Path) -> None:
+    """As it was when the run began."""
+    template, saved, made = tmp_path / "own.jinja", tmp_path / "saved", tmp_path / "made"
+    template.write_text("{{ messages[0].content }} é")
+    trainer = make_trainer("tied", model={"chat_template": str(template)})
+    template.unlink()
+    for folder in (saved, made):
+        folder.mkdir()
+    trainer.save(saved)
+    trainer.export(made)
+    export_checkpoint(saved, tmp_path / "later")
+    for folder in (made, tmp_path / "later"):
+        assert (folder / "chat_template.jinja").read_text() == "{{ messages[0].content }} é"
+
+
 def test_what_cannot_be_exported(make_trainer: Make, models: Path, tmp_path: Path, capsys: Any) -> None:
     assert run(["export", str(tmp_path), str(tmp_path / "out")]) == 2
     assert "neither the folder of a checkpoint" in capsys.readouterr().err

@@ -196,6 +196,16 @@ def test_a_checkpoint_without_critic_is_an_error(make_trainer: Make, tmp_path: P
         make_trainer(algo={"name": "ppo"}).load(tmp_path)
 
 
+def test_a_critic_may_begin_as_a_reward_model(make_trainer: Make, models: Path, tmp_path: Path) -> None:
+    """It lacks a policy's head, which nothing needs."""
+    import shutil
+
+    shutil.copytree(models / "untied", tmp_path / "rm")
+    load_policy(str(models / "untied"), head="score").model.save_pretrained(tmp_path / "rm")
+    trainer = make_trainer("untied", algo={"name": "ppo"}, critic={"path": str(tmp_path / "rm")})
+    assert trainer.train(make_rows(), 0).updated
+
+
 def test_a_critic_with_other_words_is_refused(make_trainer: Make, models: Path, tmp_path: Path) -> None:
     import json
     import shutil

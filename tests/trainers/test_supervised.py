@@ -16,7 +16,7 @@ from agentrl.trainers.scorer import AnswerScorer
 from agentrl.trainers.supervised_losses import Imitation, Preference, Totals
 from PIL import Image as PILImage
 
-from agentrl import ConfigError, Image, Row
+from agentrl import ConfigError, DataError, Image, Row
 from agentrl.config import DpoConfig, RmConfig, SftConfig
 from agentrl.image_store import ImageStore
 from agentrl.supervised.examples import Item, Pair, rows_of
@@ -244,6 +244,28 @@ def test_a_model_that_scores_otherwise_than_at_the_last_token_is_no_reward_model
         BertForSequenceClassification(config).save_pretrained(tmp_path)
         with pytest.raises(ConfigError, match=why):
             load_policy(str(tmp_path), head="score")
+
+
+def test_a_reward_model_trained_without_a_template_has_none(make: Make, tmp_path: Path) -> None:
+    """It scores texts as they were spelled for training."""
+    from agentrl.trainers.checkpoint_export import export_checkpoint
+    from transformers import AutoTokenizer
+
+    for choice in ("none", "auto"):
+        trainer, folders = make("rm", model={"chat_template": choice}), [tmp_path / choice / name for name in "abc"]
+        for folder in folders[:2]:
+            folder.mkdir(parents=True)
+        trainer.save(folders[0])
+        trainer.export(folders[1])
+        export_checkpoint(folders[0], folders[2])
+        for folder in folders[1:]:
+            assert bool(AutoTokenizer.from_pretrained(folder).chat_template) == (choice == "auto")
+
+
+def test_a_reward_model_is_not_taken_for_a_policy_with_a_new_head(models: Path, tmp_path: Path) -> None:
+    load_policy(str(models / "untied"), head="score").model.save_pretrained(tmp_path)
+    with pytest.raises(DataError, match=r"its weights lack lm_head\.weight"):
+        load_policy(str(tmp_path))
 
 
 def test_pictures_are_learned_from_and_their_placeholders_are_not_trained(make: Make, tmp_path: Path) -> None:
