@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .torchvision_ops import ensure_torchvision_imports
 
 
 def resolve_model(path_or_id: str, flag: str = "--model") -> str:
@@ -55,6 +56,7 @@ def check_model(folder: str, flag: str = "--model", *, trust_remote_code: bool =
     """Whether transformers knows the model in a folder and, where `weights` are asked for, its safetensors are whole, without
     loading them. Raises ConfigError.
     """
+    ensure_torchvision_imports()
     from transformers import AutoConfig
 
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,15 @@ def test_models_and_processors_import_whatever_torchvision_is_there(before: str)
     run = subprocess.run(
         [sys.executable, "-c", before + REPAIR + USE], capture_output=True, text=True, timeout=120, check=False
     )
+    assert run.returncode == 0, run.stderr[-2000:]
+
+
+def test_a_model_is_looked_at_whatever_torchvision_is_there(tmp_path: Path) -> None:
+    """Of a kind whose configuration imports what handles pictures."""
+    pytest.importorskip("torch")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    code = f"from agentrl.model_folder import check_model; check_model({str(tmp_path)!r}, weights=False)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr[-2000:]
 
 
