@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ..config import SftConfig, SupervisedConfig
 from ..errors import ConfigError
@@ -38,7 +39,7 @@ def show_pictures(config: SupervisedConfig) -> bool:
     """Whether the training data are recorded episodes with pictures: those of the first that was played to its end tell."""
     files = [file for path in config.data.path if is_recorded(path) for file in recorded_files(path)]
     records = (record for file in files for record in read_lines(file) if isinstance(record, dict))
-    rows = next((record["rows"] for record in records if record.get("rows")), [])
+    rows: list[Any] = next((record["rows"] for record in records if record.get("rows")), [])
     return isinstance(config, SftConfig) and any(isinstance(row, dict) and row.get("images") for row in rows)
 
 
