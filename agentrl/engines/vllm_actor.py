@@ -69,6 +69,10 @@ class VLLMActor:
         self._engine.shutdown()
 
 
+class NoAnswerError(EngineError):
+    """A call was given up: nobody knows whether it was done."""
+
+
 class RayEngine:
     """An `Engine` that lives in a `VLLMActor`; picklable, any number of copies in any process.
 
@@ -89,6 +93,7 @@ class RayEngine:
         self._start_timeout_s = start_timeout_s
         self._health_timeout_s = health_timeout_s
         self._control_timeout_s = control_timeout_s
+        self._deaf = ""
 
     async def start(self) -> None:
         """Load the model and wait until the engine answers, at most `start_timeout_s`. Raises EngineError."""
@@ -110,23 +115,33 @@ class RayEngine:
 
     async def pause(self, mode: PauseMode) -> None:
         """Bounded, except that "wait" takes as long as what runs."""
-        await _call(self.actor.pause.remote(mode), None if mode == "wait" else self._control_timeout_s)
+        await self._order(self.actor.pause.remote(mode), None if mode == "wait" else self._control_timeout_s)
 
     async def resume(self) -> None:
-        await _call(self.actor.resume.remote(), self._control_timeout_s)
+        await self._order(self.actor.resume.remote(), self._control_timeout_s)
 
     async def update_weights(self, source: WeightSource, version: int) -> None:
-        await _call(self.actor.update_weights.remote(source, version), self._control_timeout_s)
+        await self._order(self.actor.update_weights.remote(source, version), self._control_timeout_s)
         self.version = version
 
     async def sleep(self) -> None:
-        await _call(self.actor.sleep.remote(), self._control_timeout_s)
+        await self._order(self.actor.sleep.remote(), self._control_timeout_s)
 
     async def wake(self, memory: Memory) -> None:
-        await _call(self.actor.wake.remote(memory), self._control_timeout_s)
+        await self._order(self.actor.wake.remote(memory), self._control_timeout_s)
+
+    async def _order(self, reference: Any, timeout_s: float | None) -> None:
+        """A call after which the engine is in another state; not answered in time, it is ill from now on, here at once."""
+        try:
+            await _call(reference, timeout_s)
+        except NoAnswerError as error:
+            self._deaf = str(error)
+            raise
 
     async def health(self) -> Health:
         """Never raises and never waits longer than `health_timeout_s`: a dead or deaf engine is `ok=False`."""
+        if self._deaf:
+            return Health(False, self.version, detail=self._deaf)
         try:
             health: Health = await _call(self.actor.health.remote(), self._health_timeout_s)
         except EngineError as error:
@@ -200,7 +215,7 @@ async def _call(reference: Any, timeout_s: float | None = None) -> Any:
         raise EngineError(f"the engine call failed: {error.cause!r}") from error
     except TimeoutError as error:
         ray.cancel(reference)
-        raise EngineError(f"the engine actor did not answer within {timeout_s:.0f} s") from error
+        raise NoAnswerError(f"the engine actor did not answer within {timeout_s:.0f} s") from error
     except RayActorError as error:
         raise EngineError(f"the engine actor is gone: {str(error).splitlines()[0]}") from error
     except RayError as error:

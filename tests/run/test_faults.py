@@ -133,8 +133,9 @@ def test_vllm_is_replaced_and_a_killed_run_resumed_with_the_current_weights(tmp_
     log-probabilities: neither an engine that replaced another, nor one of a run that goes on after kill -9, serves the
     weights it started with.
     """
-    synchronous = ["--train.max-staleness", "0", "--optim.lr", "0.01", "--engine.silence-timeout-s", "15"]
-    options = [*policy(tmp_path), *SIZES, *synchronous]
+    synchronous = ["--train.max-staleness", "0", "--optim.lr", "0.01"]
+    bounds = ["--engine.silence-timeout-s", "15", "--engine.update-timeout-s", "60"]  # it may be stopped in an update
+    options = [*policy(tmp_path), *SIZES, *synchronous, *bounds]
     run = Running(tmp_path, *options, "--train.steps", "100")
     try:
         run.wait(lambda: len(run.steps()) >= 3, 400)
