@@ -58,6 +58,13 @@ async def test_a_worker_that_does_not_answer_is_replaced(killed: list[Any]) -> N
     assert killed == [deaf] and pool.replaced == 1 and pool._workers[0] is not deaf
 
 
+def failed(error: Exception) -> asyncio.Future[Any]:
+    """An answer that never comes, and why."""
+    answer = asyncio.get_running_loop().create_future()
+    answer.set_exception(error)
+    return answer
+
+
 async def test_a_worker_that_does_not_start_says_why(killed: list[Any]) -> None:
     from ray.exceptions import ActorDiedError, RayTaskError
 
@@ -65,12 +72,7 @@ async def test_a_worker_that_does_not_start_says_why(killed: list[Any]) -> None:
     trace = f"ray::RolloutWorker.__init__()\n  File x\n{why}"
     failure = ActorDiedError(RayTaskError("__init__", trace, InfrastructureError(""), pid=1, ip="", proctitle=""))
 
-    def remote(order: Any) -> Any:
-        answer = asyncio.get_running_loop().create_future()
-        answer.set_exception(failure)
-        return answer
-
-    pool._workers[0].remote = remote
+    pool._workers[0].remote = lambda order: failed(failure)
     with pytest.raises(InfrastructureError, match=f"rollout worker 0 died: {why}$"):
         await pool.play(ORDER)
     assert pool.replaced == 1
@@ -87,9 +89,7 @@ async def test_a_full_object_store_is_no_fault_of_the_worker(killed: list[Any]) 
         def remote(order: Any, raised: Exception = raised) -> Any:
             if raised is not full:
                 raise raised
-            answer = asyncio.get_running_loop().create_future()
-            answer.set_exception(raised)
-            return answer
+            return failed(raised)
 
         pool._workers[0].remote = remote
         with pytest.raises(StoreFullError, match=f"no room for {what}: Ray's object store .*--rollout.max-episodes"):
