@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from .errors import ConfigError, InfrastructureError
 from .guardian import end_now, guarded
 from .placement import Reservation, check_room, cluster_gpus, wanted_by_run, wanted_by_trainer
 from .preflight import Ready
-from .registry import lookup
 from .rollout.pool import WorkerPool
 from .rollout.worker import WorkerSpec
 
@@ -28,7 +26,6 @@ STARTS = 3
 
 if TYPE_CHECKING:
     from .engines.vllm_actor import RayEngine
-    from .engines.vllm_options import VLLMOptions
 
 
 @contextmanager
@@ -154,53 +151,21 @@ class Cluster:
         await self.engines[index].start()
         return self.engines[index]
 
-    async def lone_engine(self) -> RayEngine:
-        """One engine without workers, ready to answer; `close` ends it."""
-        self.engines = [self._spawn_engine(0)]
-        await self.engines[0].start()
-        return self.engines[0]
-
     def _spawn_engine(self, index: int) -> RayEngine:
         engine = self.config.engine
         if engine.name == "scripted":
             from .engines.scripted_actor import spawn_scripted
 
             return spawn_scripted(engine.script or "")
-        from .engines.vllm_actor import VLLMActor, spawn_engine
+        from .engines.starting import engine_kind, vllm_options
+        from .engines.vllm_actor import spawn_engine
 
-        # An engine of another package is made with the same options.
-        kind = VLLMActor if engine.name == "vllm" else lookup("engine", engine.name)
-        options = self._vllm_options()
+        options = vllm_options(self.ready, self.reservation.gpus)
         share = wanted_by_run(self.config, self.reservation.gpus).engine
         gpus = share.gpus if options.device == "gpu" else 0
-        return spawn_engine(options, actor_options={"num_gpus": gpus, **self.reservation.engine(index)}, kind=kind)
-
-    def _vllm_options(self) -> VLLMOptions:
-        from .engines.transport import transport_of
-        from .engines.vllm_options import VLLMOptions, parallel_sizes, parse_engine_args
-
-        engine, gpus = self.config.engine, self.reservation.gpus
-        arguments = parse_engine_args(engine.args)
-        options = VLLMOptions(
-            model=self.ready.model_path,
-            device="gpu" if gpus > 0 and engine.gpus != 0 else "cpu",
-            dtype=self.config.model.dtype,
-            max_model_len=self.ready.limits.max_len,
-            max_num_seqs=engine.max_seqs,
-            seed=self.config.run.seed % 2**31,
-            kv=self.config.rollout.kv,
-            tool_parser=self.config.model.tool_parser,
-            stop_token_ids=self.ready.stop_ids,
-            max_images=self.ready.max_images,
-            kv_cache_gb=engine.kv_cache_gb,
-            trust_remote_code=self.config.model.trust_remote_code,
-            update_timeout_s=engine.update_timeout_s,
-            transport=transport_of(self.config, gpus),
-            silence_timeout_s=engine.silence_timeout_s,
-            sleeps=engine.colocated,
-            engine_args=arguments,
+        return spawn_engine(
+            options, actor_options={"num_gpus": gpus, **self.reservation.engine(index)}, kind=engine_kind(engine.name)
         )
-        return replace(options, **parallel_sizes(arguments))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

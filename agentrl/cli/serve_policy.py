@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import tempfile
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,9 @@ from ..config.section import Section
 from ..engine import Engine, Limits, Sampling
 from ..engines.vllm_names import check_vllm_names
 from ..env import Task
+from ..errors import EngineError
 from ..executor import RolloutContext
 from ..model_folder import max_positions, model_config
-from ..placement import Reservation
 from ..policy_session import PolicySession
 from ..preflight import EnvFacts, Ready
 from ..renderer import Renderer
@@ -30,14 +30,17 @@ from ..tokens import read_token
 from ..trajectory import Trajectory
 from .console import out
 from .exits import DONE
-from .playing import engine_here, in_process, join_cluster, run_until_signal
+from .playing import engine_here, in_process, run_until_signal
 from .policy import choose_model, tiny_kind, untrained_tiny
+from .signals import cancelled_at_once
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 DESCRIPTION = "Serve a model as OpenAI and Anthropic do: chat completions, responses, messages."
 MOST_SAMPLES = 128
+HEALTH_S = 2.0
+"""Between two looks at the engine."""
 
 
 class ServePolicyCommand(Section):
@@ -77,13 +80,20 @@ def main(argv: list[str]) -> int:
     check_bind(command.host, token)
     with ExitStack() as session:
         listener = session.enter_context(bind(command.host, command.port))
-        reservation = Reservation() if in_process(config) else join_cluster(config, session)
-        ready = _ready(command, config, reservation.gpus)
-        run_until_signal(_serve(command, ready, reservation, token, listener, url_of(listener)))
+        gpus = 0 if in_process(config) else _gpus()
+        ready = _ready(command, config, gpus)
+        run_until_signal(_serve(command, ready, gpus, token, listener, url_of(listener)))
     return DONE
 
 
-def _ready(command: ServePolicyCommand, config: Config, gpus: float) -> Ready:
+def _gpus() -> int:
+    """Of this machine, as far as this process may use them."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def _ready(command: ServePolicyCommand, config: Config, gpus: int) -> Ready:
     """The model and its limits, before anything loads."""
     if in_process(config) and config.model.path is None:
         path = untrained_tiny(tiny_kind(False))
@@ -102,28 +112,43 @@ def _ready(command: ServePolicyCommand, config: Config, gpus: float) -> Ready:
 
 
 async def _serve(
-    command: ServePolicyCommand, ready: Ready, reservation: Reservation, token: str | None, listener: Any, url: str
+    command: ServePolicyCommand, ready: Ready, gpus: int, token: str | None, listener: Any, url: str
 ) -> None:
+    """Until the engine fails. Raises EngineError."""
     from agentrl.agent_server.listen import listening
 
     renderer = make_renderer(ready.config, ready.model_path)
-    async with AsyncExitStack() as stack:
-        engine = await _engine(ready, reservation, renderer, stack)
+    async with _engine(ready, gpus, renderer) as engine:
         app = policy_for_use(command, ready, engine, renderer, token)
-        await stack.enter_async_context(listening(app, listener, "off"))
-        out.print(f"{ready.model_path}: base_url {url}/v1", markup=False, highlight=False, soft_wrap=True)
-        out.print(f"listening on {url}", markup=False)
-        await asyncio.Event().wait()
+        async with listening(app, listener, "off"):
+            out.print(f"{ready.model_path}: base_url {url}/v1", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"listening on {url}", markup=False)
+            failure = await _failure(engine)
+    raise EngineError(f"the engine cannot go on: {failure}")
 
 
-async def _engine(ready: Ready, reservation: Reservation, renderer: Renderer, stack: AsyncExitStack) -> Engine:
+async def _failure(engine: Engine) -> str:
+    """What the engine dies of, once it does."""
+    while True:
+        health = await engine.health()
+        if not health.ok:
+            return health.detail
+        await asyncio.sleep(HEALTH_S)
+
+
+@asynccontextmanager
+async def _engine(ready: Ready, gpus: int, renderer: Renderer) -> AsyncIterator[Engine]:
     if in_process(ready.config):
-        return engine_here(ready.config, renderer)
-    from ..cluster import Cluster
+        yield engine_here(ready.config, renderer)
+        return
+    from ..engines.starting import start_in_process
 
-    cluster = Cluster(ready, tempfile.gettempdir(), reservation)
-    stack.push_async_callback(cluster.close)
-    return await cluster.lone_engine()
+    with cancelled_at_once():
+        engine = await start_in_process(ready, gpus)
+    try:
+        yield engine
+    finally:
+        await engine.shutdown()
 
 
 def policy_for_use(

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
 
 @contextmanager
 def terminable() -> Iterator[None]:
@@ -24,17 +26,34 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextmanager
+def cancelled_at_once() -> Iterator[None]:
+    """In a task under `until_signal` that holds up the event loop: the signals raise CancelledError right where it is. (vLLM
+    swallows a KeyboardInterrupt while it starts, and waits for ever.)
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise asyncio.CancelledError
+
+    before = {number: signal.signal(number, interrupt) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 async def until_signal(work: Coroutine[Any, Any, None]) -> bool:
     """Await the work; True when SIGINT or SIGTERM cancelled it and it has ended."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ENDING:
         loop.add_signal_handler(number, task.cancel)
     try:
         await task
     except asyncio.CancelledError:
         return True
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in ENDING:
             loop.remove_signal_handler(number)
     return False

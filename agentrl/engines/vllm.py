@@ -158,8 +158,9 @@ class VLLMEngine:
         return f"it has brought no token for {silent:.0f} s while answers were awaited (engine.silence-timeout-s)"
 
     def shutdown(self) -> None:
-        """End vLLM's processes: two seconds to leave, then killed; they have nothing to save."""
+        """End vLLM's processes: two seconds to leave, then killed; they have nothing to save. The last call."""
         self._llm.shutdown(timeout=2.0)
+        del self._llm  # it cleans up when it goes, and cannot while the interpreter goes
 
     def _refuse_broken(self) -> None:
         if self._broken:
@@ -208,9 +209,12 @@ async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
         AsyncEngineArgs(**engine_arguments(options), weight_transfer_config={"backend": backend(options.transport)}),
         stat_loggers=[lambda config, index: stats],
     )
-    extract = vllm_extract(parser, llm.get_tokenizer())
-    await llm.update_weight_version(str(version))
-    return VLLMEngine(llm, options, version, stats, extract)
+    try:
+        extract = vllm_extract(parser, llm.get_tokenizer())
+        await llm.update_weight_version(str(version))
+        return VLLMEngine(llm, options, version, stats, extract)
+    finally:
+        del llm  # tracebacks that imports of vLLM's keep hold this frame for ever
 
 
 def _inspect_model_here(options: VLLMOptions) -> None:
@@ -245,6 +249,7 @@ def sampling_params(sampling: Sampling, stop_token_ids: tuple[int, ...]) -> Any:
         stop_token_ids=list(stop_token_ids),
         ignore_eos=True,
         logprobs=0,
+        flat_logprobs=True,
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -256,7 +261,7 @@ def as_generation(output: Any) -> Generation:
     if output.finish_reason not in _FINISHES:
         raise EngineError(f"vLLM ended a request with {output.finish_reason!r}")
     ids = tuple(output.token_ids)
-    logprobs = tuple(float(entry[token].logprob) for token, entry in zip(ids, output.logprobs or (), strict=True))
+    logprobs = tuple(map(float, output.logprobs.logprobs)) if ids else ()
     spans = tuple(Span(int(span.version), span.start, span.end) for span in output.weight_versions or ())
     return Generation(ids, logprobs, spans, output.finish_reason)
 

@@ -30,6 +30,10 @@ class VLLMActor:
         self._options = options
         self._version = version
 
+    @property
+    def version(self) -> int:
+        return self._engine.version
+
     async def start(self) -> None:
         """Load vLLM and the model. Called once, before anything else."""
         from .vllm import launch

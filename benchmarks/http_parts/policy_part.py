@@ -18,13 +18,14 @@ from typing import Any
 import aiohttp
 import psutil
 
-from .loads import ROUNDS
-
+POLICY_ROUNDS = 7
 AT_ONCE = 32
 REPLY_TOKENS = 64
 ASKED = [{"role": "user", "content": "what is 17 + 25? think first, then answer with one number."}]
 START_S = 300.0
 OURS = "import sys; from agentrl.cli.main import run; sys.exit(run(sys.argv[1:]))"
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+"""As ours; with two, which its engine takes by itself here, vLLM's server is slower as often as not."""
 EVERYWHERE = """
 from agentrl.torchvision_ops import ensure_torchvision_imports
 ensure_torchvision_imports()
@@ -36,7 +37,7 @@ ensure_torchvision_imports()
 async def process(command: list[str], port: int) -> AsyncIterator[str]:
     """A server, once it answers; its URL. What it says goes to a file, which is shown when it does not start."""
     url = f"http://127.0.0.1:{port}"
-    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING", **ONE_THREAD}
     with tempfile.TemporaryDirectory() as site, tempfile.TemporaryFile() as log:
         (Path(site) / "sitecustomize.py").write_text(EVERYWHERE if "vllm" in command[1] else "")
         environment["PYTHONPATH"] = site
@@ -125,7 +126,7 @@ async def _beside(http: aiohttp.ClientSession, seconds: float, model: str) -> di
     async with process(ours, 18231) as one, process(theirs, 18232) as other:
         names = Path(model).name, model
         rounds = []
-        for _ in range(ROUNDS + 1):
+        for _ in range(POLICY_ROUNDS + 1):
             pair = [
                 await tokens_per_s(http, url, name, AT_ONCE, seconds)
                 for url, name in zip((one, other), names, strict=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from agentrl import ConfigError, GenerationRequest, Limits, Sampling, ScriptedEngine
-from agentrl.cluster import Cluster
 from agentrl.config import Config
 from agentrl.config.checks import TRAINING_ENGINES, check_engine
-from agentrl.placement import Reservation
+from agentrl.engines.starting import engine_kind, start_in_process, vllm_options
+from agentrl.engines.vllm_actor import spawn_engine
 from agentrl.preflight import EnvFacts, Ready
 from agentrl.registry import lookup
 
@@ -33,6 +34,9 @@ class Parrot(ScriptedEngine):
 """
 
 
+ASKED = GenerationRequest((1, 2, 3), Sampling(max_new_tokens=4), request_id="r")
+
+
 @pytest.fixture
 def parrot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package `parrot_engine` is installed."""
@@ -44,6 +48,15 @@ def parrot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
     yield
+
+
+def ready(folder: Path) -> Ready:
+    """A run with that engine."""
+    model = folder / "any"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    config = Config.model_validate({"engine": {"name": "parrot"}})
+    return Ready(config, str(model), {}, [], EnvFacts(None), Limits(), ())
 
 
 def test_its_name_is_known(parrot: None) -> None:
@@ -61,14 +74,17 @@ async def test_it_plays_in_a_process_of_its_own(parrot: None, ray_cluster: None,
 
     # The workers of the shared cluster were started before the package was there.
     cloudpickle.register_pickle_by_value(parrot_engine)
-    config = Config.model_validate({"engine": {"name": "parrot"}})
-    (tmp_path / "any").mkdir()
-    (tmp_path / "any" / "config.json").write_text("{}")
-    ready = Ready(config, str(tmp_path / "any"), {}, [], EnvFacts(None), Limits(), ())
-    cluster = Cluster(ready, tmp_path, Reservation())
-    engine = await cluster.lone_engine()
+    engine = spawn_engine(vllm_options(ready(tmp_path), gpus=0), kind=engine_kind("parrot"))
+    await engine.start()
     try:
-        made = await engine.generate(GenerationRequest((1, 2, 3), Sampling(max_new_tokens=4), request_id="r"))
-        assert tuple(made.token_ids) == (2, 3)
+        assert tuple((await engine.generate(ASKED)).token_ids) == (2, 3)
     finally:
-        await cluster.close()
+        await engine.close()
+
+
+async def test_it_answers_in_this_process(parrot: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    engine = await start_in_process(ready(tmp_path), gpus=0)
+    assert tuple((await engine.generate(ASKED)).token_ids) == (2, 3)
+    assert engine.options.device == "cpu" and os.environ["OMP_NUM_THREADS"] == "1"
+    await engine.shutdown()

@@ -55,9 +55,9 @@ class RecordedLLM:
         self.calls.append(("generate", prompt["cache_salt"]))
         if self.hang == "generate":
             await asyncio.Event().wait()
-        entry = {5: SimpleNamespace(logprob=-0.5)}
         spans = [SimpleNamespace(version="4", start=0, end=1)]
-        completion = SimpleNamespace(token_ids=[5], logprobs=[entry], weight_versions=spans, finish_reason="stop")
+        flat = SimpleNamespace(logprobs=[-0.5])
+        completion = SimpleNamespace(token_ids=[5], logprobs=flat, weight_versions=spans, finish_reason="stop")
         yield SimpleNamespace(outputs=[completion])
 
 
