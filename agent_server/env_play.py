@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl import wire
 from agentrl.env import Task
-from agentrl.env_calls import forget
 from agentrl.env_session import EnvSession
 from agentrl.errors import AgentRLError, DataError, EnvError
 from agentrl.messages import Action, Image
@@ -18,6 +18,8 @@ from agentrl.schemas import OpenSession
 
 from .env_offer import Offer
 from .http import ApiError, as_api_error
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -28,19 +30,31 @@ class Answer:
     body: bytes
 
 
-Then = Callable[[asyncio.Future[Answer]], Awaitable[None]]
-"""Takes an answer that is there: a result, an exception, or cancelled since the session was closed."""
+async def recorded(answer: Answer | asyncio.Future[Answer]) -> Answer:
+    """The answer of a step that began before, once it is there."""
+    return answer if isinstance(answer, Answer) else await asyncio.shield(answer)
 
 
 def as_answer(error: ApiError) -> Answer:
     return Answer(error.status, wire.dump(error.body()))
 
 
+CLOSED = as_answer(ApiError(404, "the session was closed", kind="UnknownSession"))
+
+
+def failure(error: BaseException) -> Answer:
+    """The answer to a call that this server failed at."""
+    if isinstance(error, ApiError):
+        return as_answer(error)
+    log.error("a call failed in the server", exc_info=error)
+    return as_answer(ApiError(500, f"{type(error).__name__} in the server", kind="ServerError"))
+
+
 class PlayedSession:
     """Steps are counted from 0 and each is executed at most once: the last answer is kept and replayed.
 
-    All methods run on the server's event loop. `touched` (loop time) is when the last call ended; the lease stands still
-    while `busy`.
+    All methods run on the server's event loop. `index` is that of the last step that began, -1 before the first; `touched`
+    (loop time) is when the last call ended; the lease stands still while `busy`.
     """
 
     def __init__(self, session_id: str, offer: Offer, on_error: Callable[[AgentRLError], None]) -> None:
@@ -48,14 +62,16 @@ class PlayedSession:
         self._on_error = on_error
         self.env = EnvSession(offer.source.make, offer.timeout, offer.name)
         self.images: dict[str, Image] = {}
+        self.index = -1
         self.busy = 0
         self.touched = 0.0
+        self._loop = asyncio.get_running_loop()
         self._entered = False
         self._ended = False
-        self._index = -1
         self._taken = Action()
-        self._answer: asyncio.Future[Answer] | None = None
-        self._taking: asyncio.Task[None] | None = None
+        self._answer: Answer | None = None
+        self._coming: asyncio.Future[Answer] | None = None
+        self._taking: asyncio.Task[Any] | None = None
 
     async def open(self, request: OpenSession) -> dict[str, Any]:
         """Construct and reset: `SessionReply` without its id and lease, as plain values. Raises AgentRLError."""
@@ -83,49 +99,61 @@ class PlayedSession:
             return str(observation)
         return await self.env.run("its observation", lambda: wire.observation_form(observation, self.images))
 
-    def step(self, index: int, form: Any, then: Then | None = None) -> tuple[asyncio.Future[Answer], bool]:
-        """The answer of step `index`, and whether it begins now; else it is the recorded one. What the env raises is an answer
-        too. `then` is awaited once with the answer of a step that begins now, at the end of the task that played it.
+    def begin(self, index: int, form: Any) -> Answer | asyncio.Future[Answer] | None:
+        """None: step `index` begins, and the caller has it played with `play`. Else it began before, and this is its answer, for
+        `recorded`.
 
-        Raises ApiError 409, and DataError for a form that is no action; then nothing was executed.
+        Raises ApiError 409, and DataError for a form that is no action; then nothing is executed.
         """
-        if index == self._index and self._answer is not None:
+        if index == self.index >= 0:
             if _spelled(wire.read_action(form)) == _spelled(self._taken):
-                return self._answer, False
+                return self._answer or self._awaited()
             raise _conflict(f"step {index} was taken with another action")
-        if index <= self._index:
-            raise _conflict(f"step {index} is over: the last one was {self._index}")
-        if index > self._index + 1:
-            raise _conflict(f"step {index} comes too early: the next one is {self._index + 1}")
-        if self._answer is not None and not self._answer.done():
-            raise _conflict(f"step {index} comes too early: step {self._index} is still running")
+        if index <= self.index:
+            raise _conflict(f"step {index} is over: the last one was {self.index}")
+        if index > self.index + 1:
+            raise _conflict(f"step {index} comes too early: the next one is {self.index + 1}")
+        if self._running:
+            raise _conflict(f"step {index} comes too early: step {self.index} is still running")
         if self._ended:
             raise _conflict(f"step {index} comes after the episode's end")
         action = wire.read_action(form)
-        self._index, self._taken = index, action
-        loop = asyncio.get_running_loop()
-        self._answer = answer = loop.create_future()
-        self._taking = loop.create_task(self._take(index, action, answer, then))
-        return answer, True
+        self.index, self._taken, self._answer, self._coming = index, action, None, None
+        self._taking = None
+        return None
 
-    async def _take(self, index: int, action: Action, answer: asyncio.Future[Answer], then: Then | None) -> None:
+    @property
+    def _running(self) -> bool:
+        return self._answer is None and self.index >= 0
+
+    def _awaited(self) -> asyncio.Future[Answer]:
+        """The answer that is not there yet."""
+        if self._coming is None:
+            self._coming = self._loop.create_future()
+        return self._coming
+
+    async def play(self) -> Answer:
+        """Play the step that has begun. What the env raises is an answer too. Never raises, and a cancellation ends here: it is
+        `close` that cancels.
+        """
         self.busy += 1
+        self._taking = asyncio.current_task(self._loop)
         try:
-            answer.set_result(Answer(200, await self._played(index, action)))
+            answer = Answer(200, await self._played(self.index, self._taken))
         except AgentRLError as error:
             self._ended = True
             self._on_error(error)
-            answer.set_result(as_answer(as_api_error(error)))
+            answer = as_answer(as_api_error(error))
         except asyncio.CancelledError:  # the session was closed
-            answer.cancel()
-        except Exception as error:  # of this server; who waits for the answer is told
-            answer.set_exception(error)
-            forget(answer)
-        finally:
-            self.busy -= 1
-            self.touched = asyncio.get_running_loop().time()
-        if then is not None:
-            await then(answer)
+            answer = CLOSED
+        except Exception as error:
+            answer = failure(error)
+        self.busy -= 1
+        self.touched = self._loop.time()
+        self._answer = answer
+        if self._coming is not None and not self._coming.done():
+            self._coming.set_result(answer)
+        return answer
 
     async def _played(self, index: int, action: Action) -> bytes:
         observation, reward, terminated, truncated, info = await self.env.step(action)
@@ -148,11 +176,12 @@ class PlayedSession:
 
     async def close(self) -> None:
         """End what is running and close the env; what `close` raises is left in `env.close_error`."""
-        if self._taking is not None and self._answer is not None and not self._answer.done():
-            await asyncio.sleep(0)  # a task that has not begun would end without a word
-            if not self._answer.done():
+        if self._running:
+            await asyncio.sleep(0)  # the task that is to play it may not have begun
+            if self._running:
+                assert self._taking is not None
                 self._taking.cancel()
-                await asyncio.wait({self._answer})
+                await asyncio.wait({self._awaited()})
         if self._entered:
             self._entered = False
             await self.env.__aexit__(None, None, None)

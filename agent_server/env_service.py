@@ -19,7 +19,7 @@ from agentrl.errors import AgentRLError, BusyError, DataError, error_class
 from agentrl.schemas import OpenSession, StepRequest
 
 from .env_offer import SPLITS, Offer
-from .env_play import Answer, PlayedSession, Then
+from .env_play import Answer, PlayedSession, recorded
 from .http import ApiError, as_api_error
 
 log = logging.getLogger(__name__)
@@ -192,20 +192,21 @@ class EnvService:
         return closing
 
     def begin_step(
-        self, session_id: str, index: int, form: Any, then: Then | None = None
-    ) -> tuple[asyncio.Future[Answer], bool]:
-        """As `PlayedSession.step`; the answer is to be awaited under a shield, as it goes on when the caller goes away."""
+        self, session_id: str, index: int, form: Any
+    ) -> tuple[PlayedSession, Answer | asyncio.Future[Answer] | None]:
+        """The session, and what its `begin` gives."""
         session = self._session(session_id)
         try:
-            answer, fresh = session.step(index, form, then)
+            before = session.begin(index, form)
         except DataError as error:
             raise as_api_error(error) from error
-        self._steps[session.env.name] += fresh
-        return answer, fresh
+        self._steps[session.env.name] += before is None
+        return session, before
 
     async def step(self, session_id: str, request: StepRequest) -> Answer:
-        answer, _ = self.begin_step(session_id, request.index, request.form)
-        return await self._awaited(answer)
+        """Goes on when the caller goes away."""
+        session, before = self.begin_step(session_id, request.index, request.form)
+        return await (asyncio.shield(asyncio.ensure_future(session.play())) if before is None else recorded(before))
 
     def heartbeat(self, session_id: str) -> Answer:
         self._session(session_id)

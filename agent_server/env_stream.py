@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextvars
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from pydantic import BaseModel, Field
@@ -20,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from agentrl import wire
 from agentrl.schemas import MAX_INDEX, OpenSession, StepRequest
 
-from .env_play import Answer, as_answer
+from .env_play import CLOSED, Answer, PlayedSession, as_answer, failure, recorded
 from .env_service import EnvService
 from .http import ApiError, Bounds, parse_json, validated
 
@@ -33,9 +34,6 @@ LARGE, MAX_LARGE = ("envs", "tasks", "image"), 64
 """Calls whose replies are large for what was asked, as those of a step asked for again are, and how many of them may be
 under way before no further call is read.
 """
-
-
-CLOSED = as_answer(ApiError(404, "the session was closed", kind="UnknownSession"))
 
 
 class TasksCall(BaseModel):
@@ -58,35 +56,33 @@ class StreamEndpoint:
         if (await receive())["type"] != "websocket.connect":
             return
         await send({"type": "websocket.accept"})
-        stream = _Stream(self.service, self.bounds, send)
-        taken = 0
-        try:
-            while (message := await receive())["type"] == "websocket.receive":
-                await stream.take(message.get("text") or message.get("bytes") or "")
-                await stream.has_room.wait()
-                taken += 1
-                if taken % AT_ONCE == 0:
-                    await asyncio.sleep(0)
-        finally:
-            stream.drop()
+        await _Stream(self.service, self.bounds, receive, send).serve()
 
 
 class _Stream:
-    """One connection's calls. Each is answered by the task that served it; while one writes, it writes what others have to
-    say too, so that frames are never written at the same time. While too much is unsent there is no room for another call.
+    """One connection's calls.
+
+    A step that comes while no other call is under way is played by the task that read it, which is the fastest; should the step
+    take time, another task reads on. Every other call has a task of its own. Whoever has an answer writes it; while one writes,
+    it writes what others have to say too, so that frames are never written at the same time. While too much is unsent there is
+    no room for another call.
     """
 
-    def __init__(self, service: EnvService, bounds: Bounds, send: Send) -> None:
+    def __init__(self, service: EnvService, bounds: Bounds, receive: Receive, send: Send) -> None:
         self.service = service
         self.bounds = bounds
+        self._receive = receive
         self._send = send
         self._replies: deque[str] = deque()
-        self._unsent = self._large = self._in_flight = 0
-        self._lost = False
-        self.has_room = asyncio.Event()
-        self.has_room.set()
+        self._unsent = self._large = self._in_flight = self._taken = 0
+        self._reading = self._watched = self._writing = False
+        self._over = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._has_room.set()
         self._own: set[asyncio.Task[None]] = set()
-        self._writing = False
+        self._steps: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         self._calls: dict[str, Callable[[dict[str, Any]], Awaitable[Answer]]] = {
             "envs": self._envs,
             "tasks": self._tasks,
@@ -97,15 +93,65 @@ class _Stream:
             "image": self._image,
         }
 
-    def drop(self) -> None:
+    async def serve(self) -> None:
+        """Until the connection is gone."""
+        self._reading = True
+        try:
+            await self._read()
+            await self._over.wait()
+        finally:
+            self._drop()
+
+    async def _read(self) -> None:
+        """Take calls, for as long as no other task has begun to read because this one was held up."""
+        try:
+            while (message := await self._receive())["type"] == "websocket.receive":
+                step = self._take(message.get("text") or message.get("bytes") or "")
+                if step is not None:
+                    self._reading = False
+                    self._watch()
+                    await step
+                    if self._reading or self._over.is_set():
+                        return
+                    if contextvars.copy_context() != self._context:  # an env has set a variable, for its own task
+                        return self._look()
+                    self._reading = True
+                if not self._has_room.is_set():
+                    await self._has_room.wait()
+                self._taken += 1
+                if self._taken % AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        except BaseException:
+            self._over.set()
+            raise
+        self._over.set()
+
+    def _watch(self) -> None:
+        """Look, as soon as the running task is held up, whether anybody reads."""
+        if not self._watched:
+            self._watched = True
+            self._loop.call_soon(self._look)
+
+    def _look(self) -> None:
+        self._watched = False
+        if not self._reading and not self._over.is_set():
+            self._reading = True
+            self._keep(self._steps, self._read())
+
+    def _keep(self, tasks: set[asyncio.Task[None]], work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, context=self._context.copy())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    def _drop(self) -> None:
         """The connection is gone. What waits here for an answer ends; what makes the answer goes on."""
-        self._lost = True
+        self._over.set()
         self._replies.clear()
         for call in self._own:
             call.cancel()
 
-    async def take(self, raw: str | bytes) -> None:
-        """Begin one call."""
+    def _take(self, raw: str | bytes) -> Coroutine[Any, Any, None] | None:
+        """Begin one call; what is to be awaited here and now, if anything."""
         number: Any = None
         try:
             call = parse_json(raw, self.bounds)
@@ -115,44 +161,44 @@ class _Stream:
             if not isinstance(number, int | str):
                 number = None
                 raise ApiError(422, "a call's id is a number or a text", kind="Invalid")
-            self._begin(number, call)
+            return self._begin(number, call)
         except ApiError as error:
-            await self._reply(number, as_answer(error))
+            return self._reply(number, as_answer(error))
 
-    def _begin(self, number: int | str, call: dict[str, Any]) -> None:
+    def _begin(self, number: int | str, call: dict[str, Any]) -> Coroutine[Any, Any, None] | None:
         name = call.get("call")
         if self._in_flight >= MAX_IN_FLIGHT:
             raise ApiError(429, "too many calls at once on this connection", kind="Full", retryable=True)
         if name == "step":
-            index, action = _step(call)
-            answer, fresh = self.service.begin_step(
-                _session(call), index, action, lambda done: self._stepped(number, done)
-            )
-            if fresh:
+            session, before = self.service.begin_step(_session(call), *_step(call))
+            if before is None:
                 self._in_flight += 1
+                step = self._stepped(number, session)
+                if self._in_flight == 1:
+                    return step
+                self._keep(self._steps, step)
             else:
-                self._serve(number, lambda: asyncio.shield(answer), large=True)
+                self._serve(number, lambda: recorded(before), large=True)
         elif isinstance(name, str) and name in self._calls:
             self._serve(number, lambda: self._calls[name](call), large=name in LARGE)
         else:
             known = ", ".join(("step", *self._calls))
             raise ApiError(422, f"there is no call {str(name)[:40]!r}: {known}", kind="Invalid")
+        return None
 
     def _serve(self, number: int | str, begin: Callable[[], Awaitable[Answer]], large: bool) -> None:
         self._in_flight += 1
         self._large += large
         self._see_room()
-        task = asyncio.ensure_future(self._served(number, begin, large))
-        self._own.add(task)
-        task.add_done_callback(self._own.discard)
+        self._keep(self._own, self._served(number, begin, large))
 
     async def _served(self, number: int | str, begin: Callable[[], Awaitable[Answer]], large: bool) -> None:
         try:
             answer = await begin()
         except Exception as error:
-            answer = _failure(error)
+            answer = failure(error)
         except asyncio.CancelledError:
-            if self._lost:
+            if self._over.is_set():
                 raise
             answer = CLOSED
         finally:
@@ -160,47 +206,40 @@ class _Stream:
             self._in_flight -= 1
         await self._reply(number, answer)
 
-    async def _stepped(self, number: int | str, done: asyncio.Future[Answer]) -> None:
+    async def _stepped(self, number: int | str, session: PlayedSession) -> None:
+        answer = await session.play()
         self._in_flight -= 1
-        if done.cancelled():
-            answer = CLOSED
-        else:
-            error = done.exception()
-            answer = done.result() if error is None else _failure(error)
         await self._reply(number, answer)
 
     async def _reply(self, number: Any, answer: Answer) -> None:
-        if self._lost:
+        """Send it, and what others have to say meanwhile; while another reply is written, that is where this one goes out."""
+        if self._over.is_set():
             return
         reply = _framed(number, answer)
         self._replies.append(reply)
         self._unsent += len(reply)
         if self._writing:
             self._see_room()
-        else:
-            await self._write()
-
-    async def _write(self) -> None:
-        """Send what there is, and what comes meanwhile."""
+            return
         self._writing = True
         try:
-            while self._replies and not self._lost:
+            while self._replies and not self._over.is_set():
                 reply = self._replies.popleft()
                 await self._send({"type": "websocket.send", "text": reply})
                 self._unsent -= len(reply)
-                if not self.has_room.is_set():
+                if not self._has_room.is_set():
                     self._see_room()
         except Exception:  # the connection is gone: `receive` tells its end
-            self._lost = True
+            self._over.set()
         finally:
             self._writing = False
             self._see_room()
 
     def _see_room(self) -> None:
-        if self._lost or (self._unsent <= MAX_UNSENT and self._large < MAX_LARGE):
-            self.has_room.set()
+        if self._over.is_set() or (self._unsent <= MAX_UNSENT and self._large < MAX_LARGE):
+            self._has_room.set()
         else:
-            self.has_room.clear()
+            self._has_room.clear()
 
     async def _envs(self, call: dict[str, Any]) -> Answer:
         return self.service.envs()
@@ -231,12 +270,6 @@ def _framed(number: Any, answer: Answer) -> str:
 
 def _head(number: Any, status: int) -> bytes:
     return wire.dump({"id": number, "status": status})[:-1]
-
-
-def _failure(error: BaseException) -> Answer:
-    if isinstance(error, ApiError):
-        return as_answer(error)
-    return as_answer(ApiError(500, f"{type(error).__name__} in the server", kind="ServerError"))
 
 
 def _step(call: dict[str, Any]) -> tuple[int, Any]:

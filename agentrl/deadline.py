@@ -13,7 +13,7 @@ class Deadline:
     `expired` says that this happened; then `end` takes the cancellation back, and is True where nobody else asked for it.
     """
 
-    __slots__ = ("_cancelling", "_queue", "_task", "expired", "when")
+    __slots__ = ("_cancelling", "_open", "_task", "expired", "when")
 
     def __init__(self, bound_s: float) -> None:
         loop = asyncio.get_running_loop()
@@ -23,8 +23,15 @@ class Deadline:
         self._cancelling = task.cancelling()
         self.expired = False
         self.when = loop.time() + bound_s
-        self._queue = _here.deadlines(loop, bound_s)
-        self._queue.add(self)
+        if _here.loop is not loop:
+            _here.loop, _here.by_bound = loop, {}
+        queue = _here.by_bound.get(bound_s)
+        if queue is None:
+            queue = _here.by_bound[bound_s] = _Deadlines(bound_s)
+        self._open = queue.open
+        self._open[self] = None
+        if not queue.waits:
+            queue.wait_for(self)
 
     def expire(self) -> None:
         """The time is up."""
@@ -33,39 +40,33 @@ class Deadline:
 
     def end(self) -> bool:
         """Whether the task was cancelled because time was up, and for no other reason. To be asked once."""
-        self._queue.drop(self)
+        self._open.pop(self, None)
         return self.expired and self._task.uncancel() <= self._cancelling
 
 
 class _Deadlines:
-    """What has the same bound on one event loop, and so ends in the order in which it began. One timer, for the first."""
+    """What has the same bound on one event loop, and so ends in the order in which it began. One timer, for the first; `waits` =
+    it is set, or never needed.
+    """
 
     def __init__(self, bound_s: float) -> None:
         self._bound = bound_s
-        self._open: dict[Deadline, None] = {}
-        self._set = math.isinf(bound_s)
+        self.open: dict[Deadline, None] = {}
+        self.waits = math.isinf(bound_s)
 
-    def add(self, deadline: Deadline) -> None:
-        self._open[deadline] = None
-        if not self._set:
-            self._wait_for(deadline)
-
-    def drop(self, deadline: Deadline) -> None:
-        self._open.pop(deadline, None)
-
-    def _wait_for(self, first: Deadline) -> None:
-        self._set = True
+    def wait_for(self, first: Deadline) -> None:
+        self.waits = True
         asyncio.get_running_loop().call_at(first.when, self._look)
 
     def _look(self) -> None:
         now = asyncio.get_running_loop().time()
-        while self._open:
-            first = next(iter(self._open))
+        while self.open:
+            first = next(iter(self.open))
             if first.when > now:
-                return self._wait_for(first)
-            del self._open[first]
+                return self.wait_for(first)
+            del self.open[first]
             first.expire()
-        self._set = False
+        self.waits = False
         _here.by_bound.pop(self._bound, None)
 
 
@@ -75,14 +76,6 @@ class _Here(threading.local):
     def __init__(self) -> None:
         self.loop: asyncio.AbstractEventLoop | None = None
         self.by_bound: dict[float, _Deadlines] = {}
-
-    def deadlines(self, loop: asyncio.AbstractEventLoop, bound_s: float) -> _Deadlines:
-        if self.loop is not loop:
-            self.loop, self.by_bound = loop, {}
-        found = self.by_bound.get(bound_s)
-        if found is None:
-            found = self.by_bound[bound_s] = _Deadlines(bound_s)
-        return found
 
 
 _here = _Here()

@@ -125,13 +125,22 @@ async def blame_env(what: str, call: Coroutine[Any, Any, Any], timeout_s: float)
     """The fault boundary of user code: what it raises comes out as EnvError, errors of agentrl's classes as they are."""
     try:
         return await call
-    except BlockingCallError as error:
-        raise EnvError(
-            f"{what} blocked the event loop for longer than {timeout_s:g} s: async code must await what takes time"
-        ) from error
-    except CallTimeoutError as error:
-        raise EnvError(f"{what} took longer than {timeout_s:g} s") from error
-    except CallRaisedError as error:
+    except (CallTimeoutError, CallRaisedError) as error:
+        raise blamed(what, error, timeout_s)  # noqa: B904 - it has its cause
+
+
+def blamed(what: str, error: CallTimeoutError | CallRaisedError, timeout_s: float) -> AgentRLError:
+    """What is raised in place of a call's error, with its cause."""
+    if isinstance(error, CallRaisedError):
         if isinstance(error.__cause__, AgentRLError):
-            raise error.__cause__ from error.__cause__.__cause__
-        raise EnvError(f"{what} raised {error}") from error.__cause__
+            return error.__cause__
+        raised = EnvError(f"{what} raised {error}")
+        raised.__cause__ = error.__cause__
+        return raised
+    if isinstance(error, BlockingCallError):
+        said = f"{what} blocked the event loop for longer than {timeout_s:g} s: async code must await what takes time"
+    else:
+        said = f"{what} took longer than {timeout_s:g} s"
+    late = EnvError(said)
+    late.__cause__ = error
+    return late

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from .backoff import pauses
-from .env_calls import BlockingCallError, EnvThread, blame_env, run_async
+from .env_calls import BlockingCallError, CallRaisedError, CallTimeoutError, EnvThread, blame_env, blamed, run_async
 from .env_loop import EnvLoop, EnvLoops
 from .errors import AgentRLError, BusyError, EnvError
 
@@ -125,14 +125,17 @@ class EnvSession:
             outcome = await self.run(method, lambda: getattr(self._env, method)(*args, **kwargs), timeout)
             if not inspect.isawaitable(outcome):
                 return outcome
-            coming = self._run_async(lambda: outcome, timeout)
+            start = lambda: outcome  # noqa: E731
         else:
-            coming = self._run_async(lambda: getattr(self._env, method)(*args, **kwargs), timeout)
-        return await blame_env(f"{self.name}: {method}", coming, timeout)
+            start = lambda: getattr(self._env, method)(*args, **kwargs)  # noqa: E731
+        try:
+            return await (run_async if self._loops is None else self._run_on)(start, timeout)
+        except (CallTimeoutError, CallRaisedError) as error:
+            raise blamed(f"{self.name}: {method}", error, timeout)  # noqa: B904
 
-    async def _run_async(self, start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
-        if self._loops is None:
-            return await run_async(start, timeout_s)
+    async def _run_on(self, start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
+        """On one of the loops."""
+        assert self._loops is not None
         self._loop = self._loop or self._loops.current()
         try:
             return await self._loop.run(start, timeout_s)

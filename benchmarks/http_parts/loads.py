@@ -110,10 +110,15 @@ class Wire:
         return Step(self.step, [0] * len(self.sessions))
 
     async def step(self, number: int, index: int) -> None:
-        call = {"id": number, "call": "step", "session_id": self.sessions[number], "index": index, "action": TEXT}
         answered = self.waiting[number] = asyncio.get_running_loop().create_future()
-        await self.socket.send_str(pydantic_core.to_json(call).decode())
+        await self.socket.send_str(step_call(self.sessions[number], number, index))
         await answered
+
+
+def step_call(session: str, number: int, index: int) -> str:
+    """A step on the stream."""
+    call = {"id": number, "call": "step", "session_id": session, "index": index, "action": TEXT}
+    return pydantic_core.to_json(call).decode()
 
 
 @asynccontextmanager

@@ -1,5 +1,6 @@
 """The env server beside OpenEnv's: the same payload, an async env that does nothing, a WebSocket a session there and one
-stream for all here, as each side's client does it. OpenEnv is installed in a folder of its own:
+stream for all here, as each side's client does it. With one session both are asked the same way: a text is sent, and then
+the next one read. OpenEnv is installed in a folder of its own:
 
     pip install --target DIR fastmcp && pip install --target DIR --no-deps openenv-core
 """
@@ -18,7 +19,7 @@ import aiohttp
 import pydantic_core
 
 from .env_part import SESSIONS, open_sessions, serve_env
-from .loads import TEXT, Step, compare, served, wires
+from .loads import TEXT, Step, compare, served, step_call, wires
 
 SERVER = Path(__file__).with_name("openenv_server.py")
 
@@ -61,6 +62,24 @@ async def sockets(http: aiohttp.ClientSession, url: str, n: int) -> AsyncIterato
         await socket.close()
 
 
+@asynccontextmanager
+async def streamed(http: aiohttp.ClientSession, url: str, sessions: list[str]) -> AsyncIterator[Step]:
+    """Sessions of ours over one stream."""
+    if len(sessions) > 1:
+        async with wires([f"{url}/v1/stream"], [sessions]) as (wire,):
+            yield wire.steps()
+        return
+    socket = await http.ws_connect(f"{url}/v1/stream")
+
+    async def ask(number: int, index: int) -> None:
+        await socket.send_str(step_call(sessions[number], number, index))
+        reply = pydantic_core.from_json((await socket.receive()).data)
+        assert reply["status"] == 200, reply
+
+    yield Step(ask, [0])
+    await socket.close()
+
+
 async def measure(seconds: float, folder: str) -> dict[str, Any]:
     results = []
     connector = aiohttp.TCPConnector(limit=0)
@@ -72,6 +91,6 @@ async def measure(seconds: float, folder: str) -> dict[str, Any]:
     ):
         for n in SESSIONS:
             ids = await open_sessions(ours, n)
-            async with wires([f"{env}/v1/stream"], [ids]) as (wire,), sockets(http, other, n) as step:
-                results.append(await compare("openenv", n, seconds, wire.steps(), step, (pid, other_pid)))
+            async with streamed(http, env, ids) as step, sockets(http, other, n) as theirs:
+                results.append(await compare("openenv", n, seconds, step, theirs, (pid, other_pid)))
     return {"compared": results}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -105,6 +106,26 @@ class Caller:
 
     async def step(self, session: str, index: int, action: Any = "a") -> tuple[int, Any]:
         return await self.call("POST", f"/v1/sessions/{session}/step", {"index": index, "action": action})
+
+
+class Stream:
+    """The WebSocket, one call at a time or many."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.sent = 0
+
+    async def send(self, call: str, **body: Any) -> int:
+        self.sent += 1
+        await self.socket.send_json({"id": self.sent, "call": call, **body})
+        return self.sent
+
+    async def receive(self) -> Any:
+        return json.loads((await self.socket.receive(timeout=20)).data)
+
+    async def ask(self, call: str, **body: Any) -> Any:
+        await self.send(call, **body)
+        return await self.receive()
 
 
 @asynccontextmanager

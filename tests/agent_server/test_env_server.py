@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
-import aiohttp
 import psutil
 import pytest
 from agentrl.agent_server.env_service import EnvLimits
 
 from agentrl.errors import BusyError
 
-from .serving import Caller, Counting, Pictures, serving, until
+from .serving import Caller, Counting, Pictures, Stream, serving, until
 
 
 @pytest.fixture
@@ -329,26 +327,6 @@ async def test_an_image_is_sent_once_a_session(server: Caller) -> None:
     for unknown in ("0" * 64, "..%2f..%2fetc", "x"):
         async with server.http.get(f"/v1/images/{unknown}") as image:
             assert image.status == 404
-
-
-class Stream:
-    """The WebSocket, one call at a time or many."""
-
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        self.socket = socket
-        self.sent = 0
-
-    async def send(self, call: str, **body: Any) -> int:
-        self.sent += 1
-        await self.socket.send_json({"id": self.sent, "call": call, **body})
-        return self.sent
-
-    async def receive(self) -> Any:
-        return json.loads((await self.socket.receive(timeout=20)).data)
-
-    async def ask(self, call: str, **body: Any) -> Any:
-        await self.send(call, **body)
-        return await self.receive()
 
 
 async def test_the_stream_has_the_same_calls(server: Caller) -> None:
