@@ -22,6 +22,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ LETTERS = Path(__file__).resolve().parents[1] / "tests" / "run" / "letters.py"
 AGENTRL = str(Path(sys.executable).with_name("agentrl"))
 MARK = "AGENTRL_SOAK_MARK"
 VICTIMS = {"engine": "ScriptedActor", "worker": "RolloutWorker"}
-STALENESS, SAMPLES = 2, 4
+STALENESS, SAMPLES, WARM = 2, 4, 20
 
 
 class Soaked:
@@ -44,6 +45,7 @@ class Soaked:
         self.folder = folder
         self.random = random.Random(seed)
         self.done: Counter[str] = Counter()
+        self.memory: list[dict[int, float]] = []
         self.mark = uuid.uuid4().hex
         model = make_tiny("tiny-text", folder / "model", max_steps=0)
         engine = ["--engine", "scripted", "--engine.script", f"{LETTERS}:uneven_reply", "--engine.count", "2"]
@@ -83,7 +85,8 @@ class Soaked:
 
     def soak(self, minutes: float, every: float) -> None:
         """Wait for the first steps, then strike again and again. Raises RuntimeError when the run ends by itself."""
-        self._alive_until(lambda: len(self.steps()) >= 2, 600)
+        self._alive_until(lambda: len(self.steps()) >= WARM, 600)
+        self.memory.append(self._mib())
         ends = time.monotonic() + 60 * minutes
         while (left := ends - time.monotonic()) > 0:
             pause = min(left, self.random.expovariate(1 / every))
@@ -91,6 +94,20 @@ class Soaked:
             self.strike()
         aim = len(self.steps()) + 2
         self._alive_until(lambda: len(self.steps()) >= aim, 600)
+        self.memory.append(self._mib())
+
+    def _mib(self) -> dict[int, float]:
+        """Memory of each process, a page that several have in equal parts."""
+        found = {}
+        for process in self.processes():
+            with suppress(psutil.Error):  # it ended meanwhile
+                found[process.pid] = process.memory_full_info().pss / 2**20
+        return found
+
+    def unharmed_mib(self) -> list[int]:
+        """Memory of the processes that lived from the first blow to the last: then, and now."""
+        same = set.intersection(*(set(moment) for moment in self.memory))
+        return [round(sum(moment[pid] for pid in same)) for moment in self.memory]
 
     def _alive_until(self, condition: Any, seconds: float) -> None:
         ends = time.monotonic() + seconds
@@ -161,12 +178,11 @@ def main() -> int:
             soaked.kill()
         wrong = faults(soaked)
         wrong += [f"the run left with {code}"] * (code != 130) + [f"{left} processes are left"] * (left > 0)
-        rss = [json.loads(line)["memory/rss"] / 2**20 for line in (soaked.folder / "run" / "metrics.jsonl").open()]
         report = {
             "minutes": options.minutes,
             "struck": dict(soaked.done),
             "steps": len(soaked.steps()),
-            "rss_mib": [round(rss[min(5, len(rss) - 1)]), round(rss[-1])],
+            "unharmed_mib": soaked.unharmed_mib(),
             "wrong": wrong,
         }
     print(json.dumps(report, indent=1))
