@@ -62,6 +62,8 @@ class RolloutSection(Section):
     None or NaN)."""
     max_abandoned: int = Field(16, ge=1)
     """Environment threads that may hang before their worker process is replaced."""
+    silence_timeout_s: float = Field(300.0, gt=0)
+    """A rollout worker that answers nothing for so long hangs and is replaced; its episodes are played again. Seconds."""
     call_timeout_s: float = Field(60.0, gt=0)
     """Longest constructor, reset, step or close of an environment, in seconds."""
     episode_timeout_s: float = Field(600.0, gt=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +22,9 @@ log = logging.getLogger(__name__)
 
 class WorkerPool:
     """Worker processes as Ray actors. One that dies is replaced at once; the episodes lost with it raise
-    InfrastructureError, so that the caller plays them again. One that owes an answer past every bound, and one in which
-    more than `max_abandoned` environment threads hang, is ended and replaced the same way. `replaced` counts them all.
+    InfrastructureError, so that the caller plays them again. One that owes an answer past every bound, one that says nothing to
+    `stages` for `silence_timeout_s`, and one in which more than `max_abandoned` environment threads hang, is ended and replaced
+    the same way. `replaced` counts them all.
     """
 
     def __init__(self, spec: WorkerSpec, count: int) -> None:
@@ -31,6 +33,7 @@ class WorkerPool:
         self._load = [0] * count
         self._abandoned = [0] * count
         self._starting: dict[int, asyncio.Future[Any]] = {}
+        self._silent_since: dict[Any, float] = {}
         self._closed = False
         self.replaced = 0
 
@@ -66,13 +69,28 @@ class WorkerPool:
             raise InfrastructureError(f"a rollout worker did not start: {error}") from error
 
     async def stages(self) -> dict[str, str]:
-        """What each episode waits for, of the workers that answer within STAGES_S."""
-        asked = [asyncio.ensure_future(_awaited(worker.stages.remote())) for worker in self._workers]
+        """What each episode waits for, of the workers that answer within STAGES_S. To be asked again and again, as one that hangs
+        is found so.
+        """
+        began = time.monotonic()
+        asked = {asyncio.ensure_future(_awaited(worker.stages.remote())): worker for worker in self._workers}
         done, late = await asyncio.wait(asked, timeout=STAGES_S)
+        silent = {asked[call]: self._silent_since.get(asked[call], began) for call in late}
+        self._silent_since = {worker: since for worker, since in silent.items() if not self._given_up(worker, since)}
         for call in late:
             call.cancel()
         answers = [call.result() for call in done if call.exception() is None]
         return {rollout_id: stage for answer in answers for rollout_id, stage in answer.items()}
+
+    def _given_up(self, worker: Any, since: float) -> bool:
+        """Whether a worker that is silent since then is not asked any more: it only starts, or it is replaced now."""
+        index = next((i for i, own in enumerate(self._workers) if own is worker), None)
+        if index is None or index in self._starting:
+            return True
+        silent = time.monotonic() - since
+        if silent > self._spec.config.rollout.silence_timeout_s:
+            self._replace(index, worker, f"has answered nothing for {silent:.0f} s")
+        return self._workers[index] is not worker
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         """Raises InfrastructureError when the worker died or did not answer in time."""
