@@ -19,9 +19,12 @@ SETTLING = 8
 
 
 class Connection:
-    """One client's connection. `lost` = it is over; nothing that is sent arrives any more."""
+    """One client's connection. `lost` = it is over; nothing that is sent arrives any more. `heard` = how often the client has
+    sent something.
+    """
 
     lost = False
+    heard = 0
     _reset = False
     _watcher: Callable[[], None] | None = None
 
@@ -32,12 +35,16 @@ class Connection:
         """Waits until the kernel has all that was written; False when the client broke off before."""
         return True
 
-    def watch(self, reset: Callable[[], None]) -> None:
-        """Call `reset` when the client breaks off with something of the last answer unread; no more once it asks again."""
-        self._watcher = reset
+    def watch(self, reset: Callable[[], None], heard: int) -> None:
+        """Call `reset` when the client breaks off with something of the answer unread that began when so much was heard of it. Not
+        once it asks again, which it may have done by now.
+        """
+        if self.heard == heard:
+            self._watcher = reset
 
     def spoken(self) -> None:
         """The client asks: it has read every answer."""
+        self.heard += 1
         self._watcher = None
 
     def end(self, error: Exception | None) -> None:

@@ -43,12 +43,13 @@ class Answer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = connection_of(scope)
+        heard = connection.heard
         async with self.call.attended():
             turns = await self._unless_gone(self._answer(scope, receive, send, connection), receive)
             if turns and await connection.taken():
                 self.exchange.delivered(turns)
                 self.call.deliver()
-                connection.watch(self.call.withdraw)
+                connection.watch(self.call.withdraw, heard)
 
     async def _unless_gone(self, answer: Coroutine[Any, Any, Sent], receive: Receive) -> Sent:
         """The answer, which a client that leaves ends."""

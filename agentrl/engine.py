@@ -17,7 +17,8 @@ Memory = Literal["weights", "kv_cache"]
 class Sampling:
     """How one turn is sampled. Every field is sent to the engine; nothing is taken from the checkpoint's defaults.
 
-    `top_p`, `top_k` (0 = off) and `min_p` change the distribution: they are for evaluation, training refuses them.
+    `top_p`, `top_k` (0 = off) and `min_p` change the distribution: they are for evaluation, training refuses them. `json_schema`
+    (JSON text; vLLM alone heeds it) is what the reply must fit: for a policy that is served.
     """
 
     temperature: float = 1.0
@@ -27,6 +28,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    json_schema: str | None = None
 
 
 @dataclass(frozen=True)

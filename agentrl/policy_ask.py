@@ -26,8 +26,9 @@ NEUTRAL: Mapping[str, tuple[float, ...]] = {
     "min_tokens": (0,),
 }
 """The values of sampling options that leave the distribution as it is; of any other option None does."""
-TEMPLATE_ONLY = ("tool_choice", "response_format")
-"""Wishes that a template may heed and that nothing enforces."""
+FORMAT = "response_format"
+TEMPLATE_ONLY = ("tool_choice", FORMAT)
+"""Wishes that a template may heed and that nothing enforces; the format of a reply that is not trained is."""
 
 
 class BadAskError(DataError):
@@ -59,6 +60,18 @@ class Ask:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     wishes: Mapping[str, Any] = field(default_factory=dict)
+
+
+def json_schema(wanted: Any) -> str:
+    """The JSON schema, as text, of a `response_format` in whatever dialect. Raises BadAskError for a format of another kind."""
+    kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+    if kind == "json_object":
+        return json.dumps({"type": "object"})
+    named = wanted.get("json_schema", wanted) if kind == "json_schema" else None
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise BadAskError("a response format is of type json_object, or json_schema with its schema")
+    return json.dumps(schema)
 
 
 def chain(messages: Iterable[Message], tools: Sequence[Mapping[str, Any]]) -> list[bytes]:

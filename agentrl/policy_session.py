@@ -24,6 +24,7 @@ from .executor import RolloutContext
 from .json_bounds import json_fault
 from .messages import Image, Message, ToolCall
 from .policy_ask import (
+    FORMAT,
     TEMPLATE_ONLY,
     Ask,
     BadAskError,
@@ -32,6 +33,7 @@ from .policy_ask import (
     chain,
     changes_distribution,
     following,
+    json_schema,
 )
 from .policy_call import Call, Turn, assistant_message
 from .renderer import Prompt
@@ -144,7 +146,8 @@ class PolicySession:
     def _check_wishes(self, ask: Ask) -> None:
         if ask.n < 1:
             raise BadAskError("n must be at least 1")
-        unheeded = [name for name in TEMPLATE_ONLY if ask.wishes.get(name) is not None]
+        heeded = (FORMAT,) if self.sampling == "free" else ()
+        unheeded = [name for name in TEMPLATE_ONLY if ask.wishes.get(name) is not None and name not in heeded]
         if unheeded:
             self._warn(f"{' and '.join(unheeded)}: the policy is asked, not forced: it could not be trained otherwise")
         if self.sampling == "free":
@@ -162,6 +165,7 @@ class PolicySession:
         unknown = changes_distribution({k: v for k, v in ask.wishes.items() if k not in ENGINE_WISHES}, 1.0)
         if unknown:
             raise BadAskError(f"not supported: {', '.join(unknown.values())}")
+        _as_asked(self.ctx.sampling, ask.wishes)
         if isinstance(seed := ask.wishes.get("seed"), int):
             self.ctx.seed = seed
 
@@ -442,8 +446,9 @@ def _aborted(generation: Generation) -> Generation:
 
 
 def _as_asked(ours: Sampling, wishes: Mapping[str, Any]) -> Sampling:
-    """The request's own values where it gave any."""
-    return replace(ours, **{name: wishes[name] for name in ENGINE_WISHES if wishes.get(name) is not None})
+    """The request's own values where it gave any. Raises BadAskError."""
+    asked = {name: wishes[name] for name in ENGINE_WISHES if wishes.get(name) is not None}
+    return replace(ours, **asked, json_schema=json_schema(wishes[FORMAT]) if FORMAT in wishes else None)
 
 
 def _fits(call: ToolCall, objects_only: bool) -> bool:

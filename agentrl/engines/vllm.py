@@ -231,8 +231,9 @@ def _inspect_model_here(options: VLLMOptions) -> None:
 def sampling_params(sampling: Sampling, stop_token_ids: tuple[int, ...]) -> Any:
     """Every parameter that shapes the distribution or the length, explicitly; the checkpoint's defaults never count."""
     from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
+    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
+    schema = sampling.json_schema
     return SamplingParams(
         n=1,
         temperature=sampling.temperature,
@@ -247,7 +248,8 @@ def sampling_params(sampling: Sampling, stop_token_ids: tuple[int, ...]) -> Any:
         min_tokens=0,
         stop=list(sampling.stop),
         stop_token_ids=list(stop_token_ids),
-        ignore_eos=True,
+        ignore_eos=schema is None,  # it is the only token that vLLM's grammars end with
+        structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
         logprobs=0,
         flat_logprobs=True,
         detokenize=bool(sampling.stop),

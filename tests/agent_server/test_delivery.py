@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 import pytest
+from agentrl.agent_server.connection import _ServedConnection
 
 from agentrl import FunctionExecutor, Limits, Reply, ScriptedEngine, Task, Trajectory
 
@@ -57,6 +58,30 @@ async def test_an_answer_that_is_broken_off_is_not_trained_and_one_that_is_read_
     assert stage.trained(record) == ["read"] and record.metrics["policy/undelivered"] == 1
     assert record.total_reward == 2.0 and [row.rewards.sum() for row in record.rows()] == [2.0]
     assert [message["content"] for message in record.messages if message["role"] == "assistant"] == ["read"]
+
+
+async def test_who_asks_again_has_read_the_answer_before(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the next request is there before the server has seen that the answer was taken."""
+    taken, delays = _ServedConnection.taken, iter([THINK_S, 60.0])
+
+    async def late(connection: _ServedConnection) -> bool:
+        await asyncio.sleep(next(delays))
+        return await taken(connection)
+
+    async def run(task: Task, client: Any) -> None:
+        loop = asyncio.get_running_loop()
+        with await by_hand(client) as socket:
+            await drained(socket)
+            body = json.dumps({"messages": HI, "user": "another"}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {client.api_key}\r\n"
+            await loop.sock_sendall(socket, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            await loop.sock_recv(socket, 300)
+            await asyncio.sleep(2 * THINK_S)
+        await client.post("/rollouts/self/end", cast_to=object)
+
+    monkeypatch.setattr(_ServedConnection, "taken", late)
+    record = await stage.play(run, "read", LONG, limits=LIMITS)
+    assert stage.trained(record) == ["read"] and record.metrics["policy/undelivered"] == 1
 
 
 async def test_an_answer_that_was_repeated_by_the_agent_stays_trained(stage: Stage) -> None:

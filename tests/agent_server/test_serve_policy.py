@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -62,6 +63,33 @@ async def test_requests_are_sampled_as_they_ask(stage: Stage, served: Any) -> No
     assert (second.temperature, second.max_new_tokens, second.stop) == (1.0, 7, ("x",))
     assert second.seed == third.seed != first.seed
     assert fourth.top_k == 4
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+async def test_a_format_goes_to_the_engine_in_every_dialect(stage: Stage, served: Any) -> None:
+    async with served("{}", "{}", "{}", "{}", "plain") as url:
+        client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none")
+        chat: Any = client.chat.completions
+        await chat.create(model="m", messages=HI, response_format={"type": "json_object"})
+        named = {"name": "n", "schema": SCHEMA}
+        await chat.create(model="m", messages=HI, response_format={"type": "json_schema", "json_schema": named})
+        responses: Any = client.responses
+        await responses.create(model="m", input="hi", text={"format": {"type": "json_schema", **named}})
+        claude = anthropic.AsyncAnthropic(base_url=url, api_key="none")
+        form: Any = {"format": {"type": "json_schema", "schema": SCHEMA}}
+        await claude.messages.create(model="m", messages=HI, max_tokens=9, output_config=form)
+        await chat.create(model="m", messages=HI, response_format={"type": "text"})
+        for wrong in (
+            {"type": "grammar"},
+            {"type": "json_schema"},
+            {"type": "json_schema", "json_schema": {"schema": 3}},
+        ):
+            with pytest.raises(openai.BadRequestError, match="response format"):
+                await chat.create(model="m", messages=HI, response_format=wrong)
+    asked = [request.sampling.json_schema for request in stage.engine.requests]
+    assert [text and json.loads(text) for text in asked] == [{"type": "object"}, SCHEMA, SCHEMA, SCHEMA, None]
 
 
 async def test_equal_requests_are_samples_of_their_own_and_there_is_no_rollout(stage: Stage, served: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -71,6 +72,14 @@ def test_it_answers_and_ends_when_its_engine_dies(server: Server) -> None:
     assert said[0] == said[1] and 0 < said[0][1] <= 5
     content = replies[0].choices[0].logprobs.content  # type: ignore[union-attr]
     assert content and len(content) == said[0][1] and all(entry.logprob <= 0 for entry in content)
+    schema = {"type": "object", "properties": {"a": {"enum": [7]}}, "required": ["a"], "additionalProperties": False}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    formed = client.chat.completions.create(model="m", messages=HI, max_tokens=400, response_format=form, temperature=0)
+    assert formed.choices[0].finish_reason == "stop"
+    assert json.loads(formed.choices[0].message.content or "") == {"a": 7}
+    with pytest.raises(openai.BadRequestError, match="nonsense"):
+        form["json_schema"]["schema"] = {"type": "nonsense"}
+        client.chat.completions.create(model="m", messages=HI, max_tokens=9, response_format=form)
     server.core().kill()
     assert server.process.wait(60) == 1
     assert "agentrl: the engine cannot go on: the engine process is gone" in server.log.read_text()
