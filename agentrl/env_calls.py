@@ -126,7 +126,8 @@ async def blame_env(what: str, call: Coroutine[Any, Any, Any], timeout_s: float)
     try:
         return await call
     except (CallTimeoutError, CallRaisedError) as error:
-        raise blamed(what, error, timeout_s)  # noqa: B904 - it has its cause
+        failure = blamed(what, error, timeout_s)
+    raise failure  # out here it keeps the context that it was raised in
 
 
 def blamed(what: str, error: CallTimeoutError | CallRaisedError, timeout_s: float) -> AgentRLError:

@@ -131,7 +131,8 @@ class EnvSession:
         try:
             return await (run_async if self._loops is None else self._run_on)(start, timeout)
         except (CallTimeoutError, CallRaisedError) as error:
-            raise blamed(f"{self.name}: {method}", error, timeout)  # noqa: B904
+            failure = blamed(f"{self.name}: {method}", error, timeout)
+        raise failure
 
     async def _run_on(self, start: Callable[[], Awaitable[Any]], timeout_s: float) -> Any:
         """On one of the loops."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import traceback
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -122,6 +123,24 @@ async def test_errors_of_our_classes_keep_their_class() -> None:
     with pytest.raises(InfrastructureError, match="sandbox lost"):
         async with session_of(Calls(), step=raises(InfrastructureError("sandbox lost"))) as env:
             await env.step("x")
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_an_error_of_our_classes_keeps_its_context_and_no_other(is_async: bool) -> None:
+    def lost(*args: Any) -> None:
+        try:
+            {}["the sandbox"]
+        except KeyError:
+            raise InfrastructureError("sandbox lost")  # noqa: B904
+
+    async def lost_later(*args: Any) -> None:
+        lost()
+
+    with pytest.raises(InfrastructureError) as caught:
+        async with session_of(Calls(), step=lost_later if is_async else lost) as env:
+            await env.step("x")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "KeyError: 'the sandbox'" in shown and "CallRaisedError" not in shown
 
 
 class Unprintable(Exception):
