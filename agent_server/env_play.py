@@ -138,6 +138,7 @@ class PlayedSession:
         """
         self.busy += 1
         self._taking = asyncio.current_task(self._loop)
+        assert self._taking is not None
         try:
             answer = Answer(200, await self._played(self.index, self._taken))
         except AgentRLError as error:
@@ -145,6 +146,7 @@ class PlayedSession:
             self._on_error(error)
             answer = as_answer(as_api_error(error))
         except asyncio.CancelledError:  # the session was closed
+            self._taking.uncancel()
             answer = CLOSED
         except Exception as error:
             answer = failure(error)

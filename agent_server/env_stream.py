@@ -95,9 +95,8 @@ class _Stream:
 
     async def serve(self) -> None:
         """Until the connection is gone."""
-        self._reading = True
         try:
-            await self._read()
+            self._look()  # tasks of its own, as a step outlives the connection
             await self._over.wait()
         finally:
             self._drop()

@@ -25,6 +25,7 @@ class Moody(Env):
     max_turns = 1000
     let_go = asyncio.Event()
     cancelled = 0
+    held: list[asyncio.Task[Any]] = []
 
     async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:  # type: ignore[override]
         super().reset(seed=seed, options=options)
@@ -40,6 +41,9 @@ class Moody(Env):
                 elif said == "times out":
                     await asyncio.sleep(60)
                 elif said == "hold":
+                    task = asyncio.current_task()
+                    assert task is not None
+                    self.held.append(task)
                     await type(self).let_go.wait()
                 elif said == "yield":
                     await asyncio.sleep(0)
@@ -56,7 +60,7 @@ class Moody(Env):
 
 @pytest.fixture
 async def server() -> AsyncIterator[Caller]:
-    Moody.let_go, Moody.cancelled = asyncio.Event(), 0
+    Moody.let_go, Moody.cancelled, Moody.held = asyncio.Event(), 0, []
     async with serving(EnvLimits(call_timeout_s=20), envs={"moody": Moody, "counting": Counting}) as caller:
         yield caller
 
@@ -128,6 +132,18 @@ async def test_a_session_that_is_closed_ends_its_step_and_nothing_else(server: C
                 "1: timed out, nothing"
             )
     assert Moody.cancelled == 3
+    assert [task.cancelling() for task in Moody.held] == [0, 0, 0], "what it plays next is not cancelled"
+
+
+async def test_a_server_that_ends_waits_for_no_step(caplog: pytest.LogCaptureFixture) -> None:
+    Moody.let_go, Moody.cancelled, Moody.held = asyncio.Event(), 0, []
+    async with serving(EnvLimits(call_timeout_s=20), envs={"moody": Moody}) as server:
+        stream = Stream(await server.http.ws_connect("/v1/stream"))
+        (held,) = await begun(stream, 1)
+        await stream.send("step", session_id=held, index=0, action="hold")
+        await until(lambda: Moody.held)
+    assert Moody.cancelled == 1
+    assert "graceful shutdown exceeded" not in caplog.text
 
 
 async def test_a_step_outlives_the_connection_whose_task_plays_it(server: Caller) -> None:
