@@ -29,11 +29,13 @@ def terminable() -> Iterator[None]:
 @contextmanager
 def cancelled_at_once() -> Iterator[None]:
     """In a task under `until_signal` that holds up the event loop: the signals raise CancelledError right where it is. (vLLM
-    swallows a KeyboardInterrupt while it starts, and waits for ever.)
+    swallows a KeyboardInterrupt while it starts, and waits for ever.) While it awaits, `until_signal` cancels it.
     """
+    task = asyncio.current_task()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        raise asyncio.CancelledError
+        if asyncio.current_task() is task:
+            raise asyncio.CancelledError
 
     before = {number: signal.signal(number, interrupt) for number in ENDING}
     try:
