@@ -103,6 +103,8 @@ def environment(options: VLLMOptions) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "DEBUG" if options.debug else "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
+        # A forked child would not begin with vllm_child.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if options.device == "gpu":

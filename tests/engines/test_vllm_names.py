@@ -109,6 +109,12 @@ def test_an_engine_that_is_spread_over_devices_runs_a_process_on_each() -> None:
         parallel_sizes(parse_engine_args(["tensor_parallel_size=two"]))
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_children_of_vllm_are_never_forked(device: Any) -> None:
+    """A forked one would not import vllm_child, and outlive a parent that is killed."""
+    assert environment(VLLMOptions("m", device=device))["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
 def test_the_command_says_it_before_an_engine_starts(tmp_path: Path) -> None:
     program = "import sys; from agentrl.cli.main import run; code = run(sys.argv[1:]); "
     program += "loaded = {'vllm', 'ray'} & set(sys.modules); sys.exit(99 if loaded else code)"
