@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -30,7 +30,7 @@ from ..tokens import read_token
 from ..trajectory import Trajectory
 from .console import out
 from .exits import DONE
-from .playing import engine_here, in_process, run_until_signal
+from .playing import Hidden, engine_here, in_process, run_until_signal
 from .policy import choose_model, tiny_kind, untrained_tiny
 from .signals import cancelled_at_once
 
@@ -43,9 +43,21 @@ HEALTH_S = 2.0
 """Between two looks at the engine."""
 
 
+class ServedEngine(EngineSection):
+    """The inference engine."""
+
+    count: Annotated[int, Hidden] = 1
+    colocated: Annotated[bool, Hidden] = False
+    model: Annotated[str | None, Hidden] = None
+    token_file: Annotated[str | None, Hidden] = None
+    transport: Annotated[Literal["auto", "shm", "nccl", "ipc"], Hidden] = "auto"
+    update_timeout_s: Annotated[float, Hidden] = 300.0
+    max_restarts: Annotated[int, Hidden] = 8
+
+
 class ServePolicyCommand(Section):
     model: ModelSection = ModelSection()
-    engine: EngineSection = EngineSection()
+    engine: ServedEngine = ServedEngine()
     host: str = "127.0.0.1"
     """Address to listen on; one that other machines reach needs a token."""
     port: int = Field(8000, ge=0, le=65535)

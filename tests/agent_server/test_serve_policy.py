@@ -19,6 +19,7 @@ from agentrl.agent_server.listen import bind, listening
 from agentrl import Limits
 from agentrl.cli.serve_policy import ServePolicyCommand, policy_for_use
 from agentrl.config import Config
+from agentrl.config.load import parse_command
 from agentrl.preflight import EnvFacts, Ready
 
 from .conftest import Stage
@@ -124,6 +125,17 @@ async def test_a_token_is_the_api_key(served: Any) -> None:
             await anthropic.AsyncAnthropic(base_url=url, api_key="guess").models.list()
         reply = await client.copy(api_key="sesame").chat.completions.create(model="m", messages=HI)
         assert reply.choices[0].message.content == "one"
+
+
+@pytest.mark.parametrize(
+    "flag", ["count=2", "colocated", "model=m", "token-file=f", "transport=shm", "update-timeout-s=3", "max-restarts=1"]
+)
+def test_what_one_engine_that_learns_nothing_does_not_use_is_no_flag(
+    flag: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        parse_command(ServePolicyCommand, [f"--engine.{flag}"], prog="agentrl serve policy", description="")
+    assert raised.value.code == 2 and f"Unrecognized options: --engine.{flag}" in capsys.readouterr().err
 
 
 @pytest.mark.slow
