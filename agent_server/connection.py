@@ -19,8 +19,8 @@ SETTLING = 8
 
 
 class Connection:
-    """One client's connection. `lost` = it is over; nothing that is sent arrives any more. `heard` = how often the client has
-    sent something.
+    """One client's connection. `lost` = it is over; nothing that is sent arrives any more. `heard` counts what the client has
+    sent.
     """
 
     lost = False
@@ -36,8 +36,8 @@ class Connection:
         return True
 
     def watch(self, reset: Callable[[], None], heard: int) -> None:
-        """Call `reset` when the client breaks off with something of the answer unread that began when so much was heard of it. Not
-        once it asks again, which it may have done by now.
+        """Call `reset` when the client breaks off with something of an answer unread; no more once it asks again. `heard` was the
+        count when the answer began: the client may have asked again by now.
         """
         if self.heard == heard:
             self._watcher = reset

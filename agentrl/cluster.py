@@ -132,6 +132,7 @@ class Cluster:
         self.reservation = reservation
         self.engines: list[RayEngine] = []
         self.pool: WorkerPool | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Cluster:
         try:
@@ -139,6 +140,7 @@ class Cluster:
             spec = WorkerSpec(self.config, self.ready.model_path, self.image_dir, tuple(self.engines))
             self.pool = WorkerPool(spec, self.config.rollout.workers)
             await asyncio.gather(self.pool.ready(), *(engine.start() for engine in self.engines))
+            self._watch = asyncio.create_task(self.pool.watch())
         except BaseException:
             await self.close()
             raise
@@ -174,6 +176,8 @@ class Cluster:
 
     async def close(self) -> None:
         """End workers, then engines."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self.pool is not None:
             self.pool.close()
         await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)

@@ -7,6 +7,7 @@ import inspect
 import math
 import reprlib
 from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -125,9 +126,9 @@ class EnvSession:
             outcome = await self.run(method, lambda: getattr(self._env, method)(*args, **kwargs), timeout)
             if not inspect.isawaitable(outcome):
                 return outcome
-            start = lambda: outcome  # noqa: E731
+            start = partial(_awaited, outcome)
         else:
-            start = lambda: getattr(self._env, method)(*args, **kwargs)  # noqa: E731
+            start = partial(getattr(self._env, method), *args, **kwargs)
         try:
             return await (run_async if self._loops is None else self._run_on)(start, timeout)
         except (CallTimeoutError, CallRaisedError) as error:

@@ -165,7 +165,7 @@ class PolicySession:
         unknown = changes_distribution({k: v for k, v in ask.wishes.items() if k not in ENGINE_WISHES}, 1.0)
         if unknown:
             raise BadAskError(f"not supported: {', '.join(unknown.values())}")
-        _as_asked(self.ctx.sampling, ask.wishes)
+        _as_asked(self.ctx.sampling, ask.wishes)  # refuses a format here, before anything is sampled
         if isinstance(seed := ask.wishes.get("seed"), int):
             self.ctx.seed = seed
 

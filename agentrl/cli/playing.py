@@ -49,7 +49,6 @@ class PlayedSection(RolloutSection):
     oversample: Annotated[float, Hidden] = 1.0
     retire_after: Annotated[int, Hidden] = 0
     mask_stale_tokens: Annotated[bool, Hidden] = False
-    silence_timeout_s: Annotated[float, Hidden] = 300.0
     max_error_rate: Annotated[float, Hidden] = 0.5
 
 

@@ -17,14 +17,18 @@ from .worker import RolloutWorker, WorkerSpec
 MAX_CONCURRENT = 4096
 CLOSE_S = 5.0
 STAGES_S = 2.0
+WATCH_S = 2.0
+"""Between two looks at the workers."""
+Silence = dict[tuple[int, Any], float]
+"""By place and worker: the time of the first question that was not answered."""
 log = logging.getLogger(__name__)
 
 
 class WorkerPool:
     """Worker processes as Ray actors. One that dies is replaced at once; the episodes lost with it raise
-    InfrastructureError, so that the caller plays them again. One that owes an answer past every bound, one that says nothing to
-    `stages` for `silence_timeout_s`, and one in which more than `max_abandoned` environment threads hang, is ended and replaced
-    the same way. `replaced` counts them all.
+    InfrastructureError, so that the caller plays them again. One that owes an answer past every bound, one that `watch` finds
+    silent, and one in which more than `max_abandoned` environment threads hang, is ended and replaced the same way. `replaced`
+    counts them all.
     """
 
     def __init__(self, spec: WorkerSpec, count: int) -> None:
@@ -33,7 +37,6 @@ class WorkerPool:
         self._load = [0] * count
         self._abandoned = [0] * count
         self._starting: dict[int, asyncio.Future[Any]] = {}
-        self._silent_since: dict[Any, float] = {}
         self._closed = False
         self.replaced = 0
 
@@ -69,28 +72,40 @@ class WorkerPool:
             raise InfrastructureError(f"a rollout worker did not start: {error}") from error
 
     async def stages(self) -> dict[str, str]:
-        """What each episode waits for, of the workers that answer within STAGES_S. To be asked again and again, as one that hangs
-        is found so.
-        """
-        began = time.monotonic()
-        asked = {asyncio.ensure_future(_awaited(worker.stages.remote())): worker for worker in self._workers}
-        done, late = await asyncio.wait(asked, timeout=STAGES_S)
-        silent = {asked[call]: self._silent_since.get(asked[call], began) for call in late}
-        self._silent_since = {worker: since for worker, since in silent.items() if not self._given_up(worker, since)}
-        for call in late:
-            call.cancel()
-        answers = [call.result() for call in done if call.exception() is None]
+        """What each episode waits for, of the workers that answer within STAGES_S."""
+        answers, _ = await self._asked()
         return {rollout_id: stage for answer in answers for rollout_id, stage in answer.items()}
 
-    def _given_up(self, worker: Any, since: float) -> bool:
-        """Whether a worker that is silent since then is not asked any more: it only starts, or it is replaced now."""
-        index = next((i for i, own in enumerate(self._workers) if own is worker), None)
-        if index is None or index in self._starting:
-            return True
-        silent = time.monotonic() - since
-        if silent > self._spec.config.rollout.silence_timeout_s:
-            self._replace(index, worker, f"has answered nothing for {silent:.0f} s")
-        return self._workers[index] is not worker
+    async def _asked(self) -> tuple[list[dict[str, str]], list[tuple[int, Any]]]:
+        """(the answers of the workers that live, the places and workers that did not answer within STAGES_S)."""
+        asked = {
+            asyncio.ensure_future(_awaited(worker.stages.remote())): (index, worker)
+            for index, worker in enumerate(self._workers)
+        }
+        done, late = await asyncio.wait(asked, timeout=STAGES_S)
+        for call in late:
+            call.cancel()
+        return [call.result() for call in done if call.exception() is None], [asked[call] for call in late]
+
+    async def watch(self) -> None:
+        """Replace workers that say nothing for `silence_timeout_s`, until cancelled."""
+        since: Silence = {}
+        while True:
+            since = await self._look(since)
+            await asyncio.sleep(WATCH_S)
+
+    async def _look(self, since: Silence) -> Silence:
+        """Those that are silent now, and since when; `since` is what the look before found. One that only starts is not among
+        them, and one that has been silent for too long is replaced.
+        """
+        began = time.monotonic()
+        _, late = await self._asked()
+        silent = {place: since.get(place, began) for place in late if place[0] not in self._starting}
+        for (index, worker), first in silent.items():
+            seconds = time.monotonic() - first
+            if seconds > self._spec.config.rollout.silence_timeout_s:
+                self._replace(index, worker, f"has answered nothing for {seconds:.0f} s")
+        return silent
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         """Raises InfrastructureError when the worker died or did not answer in time."""

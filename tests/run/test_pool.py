@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,12 +44,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.found: pools.Silence = {}
 
     def monotonic(self) -> float:
         return self.now
 
     async def look(self, pool: WorkerPool) -> dict[str, str]:
         self.now += 2
+        self.found = await pool._look(self.found)
         return await pool.stages()
 
 
@@ -99,6 +102,18 @@ async def test_silence_counts_from_the_first_question(pool: WorkerPool, clock: C
     pool._workers[0].answers(deaf=True)
     await clock.look(pool)
     assert pool.replaced == 0
+
+
+async def test_the_watch_looks_again_and_again(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(pools, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    monkeypatch.setattr(pools, "WATCH_S", 0.0)
+    pool._workers[0].answers(deaf=True)
+    watching = asyncio.create_task(pool.watch())
+    async with asyncio.timeout(20):
+        while not pool.replaced:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    watching.cancel()
 
 
 async def test_a_worker_that_owes_an_episode_past_every_bound_is_replaced(pool: WorkerPool) -> None:
