@@ -26,6 +26,7 @@ from async_simulator import simulate
 from PIL import Image
 
 from agentrl import Env, GenerationRequest, Reply, Task
+from agentrl.collector import spare_collector
 from agentrl.config import Config
 from agentrl.rollout.dispatcher import Dispatcher
 from agentrl.rollout.episode import EpisodeOrder, EpisodeResult
@@ -243,6 +244,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=100_000, help="groups of scheduler's long run")
     parser.add_argument("--memory-steps", type=int, default=300)
     options = parser.parse_args()
+    spare_collector()
     for name in options.only:
         found = PARTS[name](options)
         results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

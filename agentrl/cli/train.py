@@ -14,6 +14,7 @@ from typing import Annotated
 import tyro
 
 from ..cluster import check_gpus, connected, cpus_of_run
+from ..collector import spare_collector
 from ..config import Config
 from ..config.checks import AlgorithmFacts, check_training, filters_groups
 from ..config.dump import to_toml
@@ -112,6 +113,7 @@ def _preflight(config: Config, session: ExitStack, *, dry: bool) -> tuple[Ready,
 
 def _run(parts: RunParts) -> int:
     with reporter_of(parts.config, parts.folder, parts.plan.steps) as reporter:
+        spare_collector()
         interrupted = asyncio.run(until_signal(train_run(parts, reporter)))
     for line in _ending(parts.folder, interrupted):
         out.print(line, highlight=False, soft_wrap=True)

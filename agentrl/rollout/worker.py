@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..assemble import make_executor, make_renderer
+from ..collector import spare_collector
 from ..config import Config
 from ..engine import Engine
 from ..env_loop import EnvLoops
@@ -88,6 +89,7 @@ class RolloutWorker(EpisodePlayer):
             ImageStore(spec.image_dir),
             spec.config.env.shown or "data",
         )
+        spare_collector()
 
     async def play(self, order: EpisodeOrder) -> EpisodeResult:
         """Pictures stay in the image store: in the messages there are their hashes, and nothing large travels."""
