@@ -115,7 +115,9 @@ async def _body(send: Send, body: bytes, *, more: bool = True) -> None:
 
 
 async def _end(send: Send, body: bytes, connection: Connection) -> bool:
-    """The last body; whether it was written. It goes out in one piece with the end of the response: clients stop reading there."""
+    """The last body; whether it was written. It goes out in one piece with the end of the response: clients stop reading
+    there.
+    """
     await connection.drained()
     if connection.lost:
         return False

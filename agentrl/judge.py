@@ -1,7 +1,8 @@
 """A language model as a reward function: `--reward judge.toml`, over any OpenAI-compatible URL.
 
 Its answers are kept in a file that all rollout workers share, so no question is paid for twice, and the calls are counted
-there; above temperature 0, where it may answer better, one that could not be read is asked again. A judge that fails, says nothing that can be read, or is over its budget gives no verdict, never a reward of 0.
+there; above temperature 0, where it may answer better, one that could not be read is asked again. A judge that fails, says
+nothing that can be read, or is over its budget gives no verdict, never a reward of 0.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What is said: content parts, chat messages, tool calls and the model's action.
 
-A message is an OpenAI-style dict `{"role", "content", "tool_calls"?, "tool_call_id"?}` whose content is a str, None, or a
-list of parts. Parts are `Text` and `Image` objects here; `normalize` also takes plain strings, PIL pictures and OpenAI part dicts.
+A message is an OpenAI-style dict `{"role", "content", "tool_calls"?, "tool_call_id"?}` whose content is a str, None, or a list
+of parts. Parts are `Text` and `Image` objects here; `normalize` also takes plain strings, PIL pictures and OpenAI part dicts.
 """
 
 from __future__ import annotations

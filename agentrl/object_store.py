@@ -27,5 +27,6 @@ def no_room(what: str, error: BaseException) -> StoreFullError | None:
     full = "is full" if isinstance(error, ObjectStoreFullError) else "and the disk behind it are full"
     return StoreFullError(
         f"no room for {what}: Ray's object store {full} on this machine. Play fewer episodes at once (--rollout.max-episodes), "
-        "shrink pictures (--data.max-pixels), or free memory in /dev/shm and space in Ray's folder, /tmp/ray unless told otherwise."
+        "shrink pictures (--data.max-pixels), or free memory in /dev/shm and space in Ray's folder, /tmp/ray unless told "
+        "otherwise."
     )

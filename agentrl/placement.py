@@ -193,7 +193,8 @@ class Reservation:
 
 @contextmanager
 def reserved(wanted: Wanted, gpus: float, watch: WatchdogSection) -> Iterator[Reservation]:
-    """Everything that is wanted, as one placement group, for as long as the run lasts; Ray frees it as well when this process dies.
+    """Everything that is wanted, as one placement group, for as long as the run lasts; Ray frees it as well when this process
+    dies.
 
     What other jobs hold is waited for. Raises InfrastructureError after `watchdog.reserve_timeout_s`.
     """

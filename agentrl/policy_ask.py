@@ -122,7 +122,9 @@ def _call_key(call: Mapping[str, Any]) -> list[Any]:
 
 
 def arguments_value(arguments: Any) -> Any:
-    """A call's arguments as a JSON value; text that is no JSON, or nested too deep, stays text, none at all is an empty object."""
+    """A call's arguments as a JSON value; text that is no JSON, or nested too deep, stays text, none at all is an empty
+    object.
+    """
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:

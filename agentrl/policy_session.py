@@ -62,10 +62,11 @@ class _Context:
 class PolicySession:
     """The conversations of one rollout. Methods may be called concurrently from the tasks of one event loop.
 
-    `failure` is what the engine last failed with, until it answers again (a request that it refused is the agent's fault); `exhausted` = the last thing that happened is a
-    refusal for want of budget; `ended` = no request is answered any more, `over` = the record is complete. `record` holds every reply; one that was not delivered is in it as aborted. `conversations`
-    is for dialects in which a request names an earlier reply instead of repeating what was said: by its name the messages up
-    to and with it, and the tools that were shown.
+    `failure` is what the engine last failed with, until it answers again (a request that it refused is the agent's fault);
+    `exhausted` = the last thing that happened is a refusal for want of budget; `ended` = no request is answered any more,
+    `over` = the record is complete. `record` holds every reply; one that was not delivered is in it as aborted. `conversations`
+    is for dialects in which a request names an earlier reply instead of repeating what was said: by its name the messages up to
+    and with it, and the tools that were shown.
     """
 
     def __init__(

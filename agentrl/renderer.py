@@ -300,7 +300,9 @@ class Renderer:
     def _with_images(
         self, base: Prompt, ids: tuple[int, ...], images: list[Image], sampled: tuple[int, ...] = ()
     ) -> Prompt:
-        """`base` continued by what was sampled and by `ids`, in which each image's single placeholder gives way to its expansion."""
+        """`base` continued by what was sampled and by `ids`, in which each image's single placeholder gives way to its
+        expansion.
+        """
         expanded, slots = self.expander.expand(ids, images)
         offset = len(base.token_ids) + len(sampled)
         moved = tuple((sha, offset + start, count) for sha, start, count in slots)

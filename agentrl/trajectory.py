@@ -62,9 +62,9 @@ class Node:
 class Row:
     """One training sequence of T tokens; entry t of every array describes token t.
 
-    `loss_mask` is True where the token was sampled and is trained in this row; `logprobs` (behaviour policy) and `versions`
-    are 0 and -1 where nothing was sampled; `rewards` holds each turn's reward on the turn's last token, where it is trained, so that of a turn in
-    which nothing was sampled is in the total alone.
+    `loss_mask` is True where the token was sampled and is trained in this row; `logprobs` (behaviour policy) and `versions` are
+    0 and -1 where nothing was sampled; `rewards` holds each turn's reward on the turn's last token, where it is trained, so
+    that of a turn in which nothing was sampled is in the total alone.
     """
 
     token_ids: NDArray[np.int32]
@@ -93,8 +93,9 @@ class Row:
 
 
 class Trajectory:
-    """One episode; `tools` = those that its last rendered prompt showed. Every sampled token of a delivered generation lands in exactly one row with its mask set: the first
-    row that holds it, after exactly the tokens it was sampled after. Aborted generations are recorded, never trained.
+    """One episode; `tools` = those that its last rendered prompt showed. Every sampled token of a delivered generation lands in
+    exactly one row with its mask set: the first row that holds it, after exactly the tokens it was sampled after. Aborted
+    generations are recorded, never trained.
     """
 
     def __init__(self, task: Task, rollout_id: str = "", group_id: str = "", env: str = "") -> None:

@@ -3,9 +3,10 @@
     python benchmarks/async.py [--only speed scheduler memory] [--steps 24]
 
 `speed`: episodes a second where waiting dominates (a scripted engine and an environment with long-tailed waits, fixed seeds),
-for each staleness, with `drop` and its losses beside, and with draining in the place of partial rollouts; each beside what
-the simulator gives as the bound, and what a bare loop of sleeps reaches of it on a machine that others use too. `scheduler`: dispatcher and buffer alone, on episodes that end at once. `memory`: the
-process over 300 steps of episodes with pictures of 1 MB. Prints ratios; all of it goes to benchmarks/results/async.json.
+for each staleness, with `drop` and its losses beside, and with draining in the place of partial rollouts; each beside what the
+simulator gives as the bound, and what a bare loop of sleeps reaches of it on a machine that others use too. `scheduler`:
+dispatcher and buffer alone, on episodes that end at once. `memory`: the process over 300 steps of episodes with pictures of 1
+MB. Prints ratios; all of it goes to benchmarks/results/async.json.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
     python benchmarks/data.py [--rows 10000 1000000]
 
 Each size is read in a process of its own: first with an empty cache, then again, then with every prompt's length counted
-(SmolLM2-like prompts of about 100 characters, tiny-text's tokenizer). CPU seconds are beside the others, for machines that are shared. Memory is what the process has for itself, without the
-pages of files that the kernel can drop at any time. Writes benchmarks/results/data.json.
+(SmolLM2-like prompts of about 100 characters, tiny-text's tokenizer). CPU seconds are beside the others, for machines that are
+shared. Memory is what the process has for itself, without the pages of files that the kernel can drop at any time. Writes
+benchmarks/results/data.json.
 """
 
 from __future__ import annotations

@@ -3,11 +3,12 @@
     python benchmarks/keep.py [--lr 1e-6 1e-5 1e-4] [--updates 4]
 
 The tiny text policy on a real vLLM engine, 16 requests running all the time; the trainer's weights move by AdamW steps on the
-policy gradient of what was just sampled, with random advantages, and each update falls into running sequences. Afterwards
-every sampled token's log-probability is computed anew from the weights it is stamped with, over the whole sequence: the
-engine's and this one should agree. Once for `keep` and once for `recompute`. Prints, and writes to benchmarks/results/keep.json, the KL (k3
+policy gradient of what was just sampled, with random advantages, and each update falls into running sequences. Afterwards every
+sampled token's log-probability is computed anew from the weights it is stamped with, over the whole sequence: the engine's and
+this one should agree. Once for `keep` and once for `recompute`. Prints, and writes to benchmarks/results/keep.json, the KL (k3
 estimate, mean over tokens) and the largest difference: of `clean` tokens (no older version before them in their sequence), of
-`spanning` ones (after an update within it), and for comparison how far the same spanning tokens are from the weights of one version before.
+`spanning` ones (after an update within it), and for comparison how far the same spanning tokens are from the weights of one
+version before.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ def plan_updates(
 ) -> list[Update]:
     """updates * epochs updates of a batch, in order.
 
-    Entry i of the sequences describes row i: its rollout, its tokens, whether anything in it is trained (other rows are
-    left out); half_cost as in `attention_cost`. Raises ConfigError when one row alone has more tokens than the budget of a micro-batch.
+    Entry i of the sequences describes row i: its rollout, its tokens, whether anything in it is trained (other rows are left
+    out); half_cost as in `attention_cost`. Raises ConfigError when one row alone has more tokens than the budget of a
+    micro-batch.
     """
     for length, used in zip(lengths, trained, strict=True):
         if used and length > budget:
@@ -96,8 +97,8 @@ def micro_steps(
 
 
 def attention_cost(length: N, half_cost: float) -> N:
-    """What a sequence, or each of an array of lengths, costs, in tokens of a short one. At `half_cost` tokens attention, which is quadratic, takes as long
-    as all the rest, which is linear; infinity = attention costs nothing.
+    """What a sequence, or each of an array of lengths, costs, in tokens of a short one. At `half_cost` tokens attention, which
+    is quadratic, takes as long as all the rest, which is linear; infinity = attention costs nothing.
     """
     return length * (1.0 + length / half_cost)
 

@@ -28,7 +28,8 @@ _SAME = {
     "optimizer": "--optim.name",
     "freeze_vision": "--model.freeze-vision",
 }
-"""What decides which optimizer states there are, and the flag that says it. In bfloat16 there is no stage 0, so dtype is first."""
+"""What decides which optimizer states there are, and the flag that says it. In bfloat16 there is no stage 0, so dtype is first.
+"""
 
 
 @dataclass

@@ -39,7 +39,8 @@ class Core:
     """A model and its optimizer. `module` = what is called with packs; it holds the reader's model as `policy_model`.
 
     planned_updates = the horizon of the learning rate; default_lr where `optim.lr` is absent. `image_dir` is in the run's
-    folder. `publisher` = how engines get the weights; shared memory where none is given. Every rank has one, and every method is called on all of them alike.
+    folder. `publisher` = how engines get the weights; shared memory where none is given. Every rank has one, and every method
+    is called on all of them alike.
     """
 
     def __init__(

@@ -13,9 +13,9 @@ from torch import Tensor
 class Decided:
     """The trained tokens of B rows, left-aligned to width L: `slots` and `mask` bool[B, L], the rest float32[B, L].
 
-    `slots` = there is a token; `mask` = and it is in the loss. `weights` = share of each token in the update's loss, before its denominator: 1, or 1 / trained tokens of its rollout.
-    None = no loss of this run reads it: `old_logp` (proximal policy at the start of the batch), `ref_logp` (a KL in the
-    loss), `returns` and `old_values` (a critic).
+    `slots` = there is a token; `mask` = and it is in the loss. `weights` = share of each token in the update's loss, before its
+    denominator: 1, or 1 / trained tokens of its rollout. None = no loss of this run reads it: `old_logp` (proximal policy at
+    the start of the batch), `ref_logp` (a KL in the loss), `returns` and `old_values` (a critic).
     """
 
     slots: Tensor

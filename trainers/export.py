@@ -46,7 +46,9 @@ def whole_weights(model: Any, backend: Backend, *, keep: bool = True) -> dict[st
 
 
 def adapter_weights(model: Any, backend: Backend, *, keep: bool = True) -> dict[str, Tensor]:
-    """What is trained beside a frozen model, its adapters and the head of a reward model, on the CPU, by the model's own names; gathered as in `whole_weights`."""
+    """What is trained beside a frozen model, its adapters and the head of a reward model, on the CPU, by the model's own names;
+    gathered as in `whole_weights`.
+    """
     weights: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters() if adapted_layers(model) else ():
         if parameter.requires_grad:

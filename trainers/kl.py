@@ -40,8 +40,8 @@ def kl_loss(
 ) -> Loss:
     """The KL term of the loss, before its coefficient: k2, whose gradient d * grad(logp) is that of the reverse KL.
 
-    [B, T] each; weights multiply the terms (None = 1). k1 has gradient 0 on average and k3 that of another divergence, so neither is offered. Metric, over
-    trained tokens: kl_ref (k3).
+    [B, T] each; weights multiply the terms (None = 1). k1 has gradient 0 on average and k3 that of another divergence, so
+    neither is offered. Metric, over trained tokens: kl_ref (k3).
     """
     check_shapes(logp.shape, {"ref_logp": ref_logp, "mask": mask, "weights": weights})
     mask = mask.bool()

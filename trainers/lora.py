@@ -90,7 +90,9 @@ def _within(name: str, part: str) -> bool:
 
 
 def _stored(path: str, dropout: float) -> Any:
-    """The settings of an adapter on disk, but for its dropout. Raises ConfigError for a kind that no merged weight is equal to."""
+    """The settings of an adapter on disk, but for its dropout. Raises ConfigError for a kind that no merged weight is equal
+    to.
+    """
     from peft import LoraConfig, PeftConfig
 
     try:

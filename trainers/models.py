@@ -111,7 +111,8 @@ def load_policy(
     attention: str = AUTO,
 ) -> Policy:
     """Load a folder or hub id. `head` = TEXT, or SCORE for one number a sequence; `attention` other than AUTO = that of
-    transformers, and nothing is packed. Raises DataError when there is no model, ConfigError for a kind that cannot be trained."""
+    transformers, and nothing is packed. Raises DataError when there is no model, ConfigError for a kind that cannot be trained.
+    """
     model = load_model(path, dtype, trust_remote_code=trust_remote_code, head=head)
     vision = "vision_config" in model.config.sub_configs
     if freeze_vision and not vision:

@@ -60,7 +60,8 @@ def orthogonal(matrix: Tensor, coefficients: tuple[float, float, float], steps: 
 class MuonWithAdamW(Optimizer):
     """Both halves step together; `param_groups` are those of Muon, then those of AdamW.
 
-    Muon's updates have the size of AdamW's, so one learning rate and one weight decay serve both. It needs whole matrices: neither parameters nor gradients may be sharded or flattened.
+    Muon's updates have the size of AdamW's, so one learning rate and one weight decay serve both. It needs whole matrices:
+    neither parameters nor gradients may be sharded or flattened.
     """
 
     def __init__(

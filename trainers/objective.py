@@ -111,7 +111,9 @@ class Objective:
         )
 
     def divergences(self, scores: Scores, mask: Tensor) -> dict[str, float]:
-        """kl/ref or kl/teacher of a KL in the reward: the mean of k3 over the mask. That of a KL in the loss is measured there."""
+        """kl/ref or kl/teacher of a KL in the reward: the mean of k3 over the mask. That of a KL in the loss is measured
+        there.
+        """
         kl = self._divergence(scores, "k3")
         name = "kl/teacher" if self.estimator.teacher else "kl/ref"
         return {} if kl is None else averages(measure({name: kl}, mask))

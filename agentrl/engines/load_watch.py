@@ -1,4 +1,6 @@
-"""Looks at the engines from time to time: none is given more episodes than its KV cache holds, and one that is ill is replaced."""
+"""Looks at the engines from time to time: none is given more episodes than its KV cache holds, and one that is ill is
+replaced.
+"""
 
 from __future__ import annotations
 

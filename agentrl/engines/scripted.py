@@ -33,10 +33,11 @@ Script = Sequence[Reply] | Callable[[GenerationRequest], Any]
 class ScriptedEngine:
     """Replies in request order from a list, or from `fn(request) -> Reply` (plain or async).
 
-    After `sleep` the calls that bring it back are accepted in their right order alone. `requests` holds every admitted request; `calls` the name and arguments of every `generate`, `pause`, `resume` and
-    `update_weights` in order; with `record=False` both stay empty, for runs of any length. Between `pause` and `resume` no request is admitted, and replies under way are held back
-    ("keep"), awaited ("wait") or aborted ("abort", also those held back by an earlier "keep"). A reply without
-    `versions` carries the version at the moment it is given out.
+    After `sleep` the calls that bring it back are accepted in their right order alone. `requests` holds every admitted request;
+    `calls` the name and arguments of every `generate`, `pause`, `resume` and `update_weights` in order; with `record=False`
+    both stay empty, for runs of any length. Between `pause` and `resume` no request is admitted, and replies under way are held
+    back ("keep"), awaited ("wait") or aborted ("abort", also those held back by an earlier "keep"). A reply without `versions`
+    carries the version at the moment it is given out.
     """
 
     def __init__(self, script: Script, version: int = 0, *, record: bool = True) -> None:

@@ -80,8 +80,9 @@ class NoAnswerError(EngineError):
 class RayEngine:
     """An `Engine` that lives in a `VLLMActor`; picklable, any number of copies in any process.
 
-    `version` is the newest this copy has seen, in its own updates, health checks and generations. Every failure of the
-    actor or on the way to it is an EngineError, but for a request that does not fit into Ray's object store. Cancelling a call cancels it in the actor too.
+    `version` is the newest this copy has seen, in its own updates, health checks and generations. Every failure of the actor or
+    on the way to it is an EngineError, but for a request that does not fit into Ray's object store. Cancelling a call cancels
+    it in the actor too.
     """
 
     def __init__(

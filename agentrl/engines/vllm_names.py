@@ -17,8 +17,8 @@ def check_vllm_names(config: Config) -> None:
     """Every --engine.args name is one of vLLM's that agentrl does not set itself, its value one that vLLM takes there, and the
     tool parser exists.
 
-    Raises ConfigError with the nearest right name or what is taken. Of another engine, and where vLLM is not installed, there is nothing to
-    compare with.
+    Raises ConfigError with the nearest right name or what is taken. Of another engine, and where vLLM is not installed, there
+    is nothing to compare with.
     """
     if config.engine.name != "vllm":
         return

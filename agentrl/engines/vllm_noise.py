@@ -20,7 +20,9 @@ EXPECTED = {
     "vllm.v1.utils": ("[shutdown] Process manager: force killing",),
     "vllm.v1.engine.core": ("Resetting the multi-modal cache when", "Resetting the encoder cache when"),
 }
-"""Each is a consequence of how `engine_arguments` starts vLLM or of a weight update with requests held back; names are checked by us."""
+"""Each is a consequence of how `engine_arguments` starts vLLM or of a weight update with requests held back; names are checked
+by us.
+"""
 
 
 class _Expected(logging.Filter):

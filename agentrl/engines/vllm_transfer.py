@@ -1,4 +1,6 @@
-"""vLLM's worker side of a weight update: check the names, reload layer by layer, repack; and the transfer through shared memory."""
+"""vLLM's worker side of a weight update: check the names, reload layer by layer, repack; and the transfer through shared
+memory.
+"""
 
 from __future__ import annotations
 

@@ -109,7 +109,9 @@ def _literals(inside: ast.expr, module: str) -> Sequence[str | ast.Constant] | N
 
 
 def _bounds(default: ast.expr | None) -> tuple[tuple[str, float], ...]:
-    """Those of the option of vLLM's configuration that a default is taken from: `CacheConfig.x`, `get_field(CacheConfig, "x")`."""
+    """Those of the option of vLLM's configuration that a default is taken from: `CacheConfig.x`, `get_field(CacheConfig,
+    "x")`.
+    """
     match default:
         case ast.Attribute(value=ast.Name(id=owner), attr=option):
             pass

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 class Dispatcher:
     """One owner of the budget. Call `start`, then `next_batch` and `settle` in turns, then `stop`.
 
-    A group stays on one engine, as its members share a prefix; it goes to the one that has the fewest episodes. `ready(engine)` returns when an episode may be sent to that engine.
+    A group stays on one engine, as its members share a prefix; it goes to the one that has the fewest episodes. `ready(engine)`
+    returns when an episode may be sent to that engine.
     """
 
     def __init__(

@@ -53,7 +53,9 @@ def _answered(prompt: list[Message], answer: list[Message], key: str) -> list[Me
 
 
 def _answer(row: Mapping[str, Any], key: str, section: DataSection, folder: Path) -> list[Message]:
-    """A column as messages; a number is its text. The row's pictures belong to its prompt: a whole conversation alone shows them."""
+    """A column as messages; a number is its text. The row's pictures belong to its prompt: a whole conversation alone shows
+    them.
+    """
     value = cell(row, key)
     if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
         value = str(value)

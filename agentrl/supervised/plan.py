@@ -38,7 +38,9 @@ class SupervisedPlan:
         return order[start : start + self.batch]
 
     def _order_of(self, epoch: int) -> list[int]:
-        """The items in the order of a pass; that of the last pass asked for is kept, as shuffling a million takes half a second."""
+        """The items in the order of a pass; that of the last pass asked for is kept, as shuffling a million takes half a
+        second.
+        """
         if epoch not in self._order:
             order = list(range(self.items))
             if self.shuffle:

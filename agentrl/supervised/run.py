@@ -36,8 +36,9 @@ class SupervisedParts:
 
 
 async def supervised_run(parts: SupervisedParts, reporter: Reporter) -> None:
-    """Run to the end. Cancelled (Ctrl-C, SIGTERM), it finishes the update under way, saves a checkpoint and ends its
-    processes; so it does on a row that cannot be read. What breaks underneath comes out as RunStoppedError with the last whole step and the way to go on.
+    """Run to the end. Cancelled (Ctrl-C, SIGTERM), it finishes the update under way, saves a checkpoint and ends its processes;
+    so it does on a row that cannot be read. What breaks underneath comes out as RunStoppedError with the last whole step and
+    the way to go on.
     """
     config, plan, watch = parts.config, parts.plan, parts.config.watchdog
     starting = parts.start_trainer(config, parts.model_path, str(parts.folder.images), plan.steps, plan.lr)

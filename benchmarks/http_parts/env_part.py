@@ -1,5 +1,5 @@
-"""The env server beside bare echo servers: FastAPI over HTTP, and a WebSocket that decodes and encodes the same JSON with the same
-library. One connection serves all sessions of a stream.
+"""The env server beside bare echo servers: FastAPI over HTTP, and a WebSocket that decodes and encodes the same JSON with the
+same library. One connection serves all sessions of a stream.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The policy server on a real engine beside vLLM's own OpenAI server with the same model. Both run in processes of their own and are
-asked by unmodified SDK clients' HTTP.
+"""The policy server on a real engine beside vLLM's own OpenAI server with the same model. Both run in processes of their own
+and are asked by unmodified SDK clients' HTTP.
 """
 
 from __future__ import annotations
@@ -142,6 +142,7 @@ async def _beside(http: aiohttp.ClientSession, seconds: float, model: str) -> di
         "ratio": round(ratio, 3),
     }
     print(
-        f"policy   {AT_ONCE:>5} clients: {result['tokens_per_s']} tokens/s, vLLM's {result['vllm_tokens_per_s']}, ratio {ratio:.2f}"
+        f"policy   {AT_ONCE:>5} clients: {result['tokens_per_s']} tokens/s, vLLM's {result['vllm_tokens_per_s']}, "
+        f"ratio {ratio:.2f}"
     )
     return result

@@ -1,4 +1,6 @@
-"""Bad networks between trainer, agent servers, policy server and reward servers: every episode ends once, with one agent's tokens."""
+"""Bad networks between trainer, agent servers, policy server and reward servers: every episode ends once, with one agent's
+tokens.
+"""
 
 from __future__ import annotations
 

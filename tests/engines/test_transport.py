@@ -94,7 +94,9 @@ async def nothing(source: WeightSource) -> None:
 
 
 def test_a_group_lasts_as_long_as_its_engines() -> None:
-    """Rank 0 is the trainer's, every engine has as many ranks as workers; the address is that of the update that made the group."""
+    """Rank 0 is the trainer's, every engine has as many ranks as workers; the address is that of the update that made the
+    group.
+    """
     broadcast, (one, two, three) = Broadcast(nothing, workers=2), (object(), object(), object())
 
     def parts(port: int, *engines: object) -> list[tuple[int, int, int]]:

@@ -103,5 +103,8 @@ def check_status(run: Running) -> None:
     assert "no process" not in said
     groups = re.findall(r"^group (\d{6}) \(\d/2 episodes\) for \d+ s: (.*)$", said, re.M)
     assert re.search(rf"; {len(groups)} groups hold places$", said, re.M) and 1 <= len(groups) <= 6
-    stages = r"waits for the engine \(\d{6}-[01]-\d\)|waits for a |in the environment|finished, waits for its batch|in training|played by a worker"
+    stages = (
+        r"waits for the engine \(\d{6}-[01]-\d\)|waits for a |in the environment|finished, waits for its batch|in training|"
+        r"played by a worker"
+    )
     assert all(re.search(stages, doing) for _, doing in groups), said
