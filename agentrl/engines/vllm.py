@@ -194,8 +194,7 @@ class VLLMEngine:
 
 async def launch(options: VLLMOptions, version: int = 0) -> VLLMEngine:
     """Start vLLM in this process's children and label its weights `version`. Its environment is set already."""
-    if not options.debug:
-        silence_expected()
+    silence_expected()
     patched = ensure_torchvision_imports() is not None
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -25,8 +26,7 @@ OWN_ARGUMENTS = {
     "enable_sleep_mode": "an engine sleeps with --engine.colocated",
     "distributed_executor_backend": "it follows from the devices of an engine",
     "disable_log_stats": "agentrl reports what its engines do",
-    "enable_log_requests": "it is --debug",
-    "use_tqdm_on_load": "it is --debug",
+    "use_tqdm_on_load": "agentrl shows how far the start is",
     "weight_transfer_config": "agentrl sends the weights",
     "logprobs_mode": "training needs the log-probabilities of the tempered distribution",
     "generation_config": "sampling is the run's, never the checkpoint's",
@@ -81,7 +81,6 @@ class VLLMOptions:
     update_timeout_s: float = 300.0
     transport: Literal["shm", "nccl", "ipc"] = "shm"
     silence_timeout_s: float = 300.0
-    debug: bool = False
     engine_args: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -97,10 +96,12 @@ class VLLMOptions:
 
 
 def environment(options: VLLMOptions) -> dict[str, str]:
-    """The variables the engine's own process tree needs; set for that process and nowhere else."""
+    """The variables the engine's own process tree needs; set for that process and nowhere else. How much vLLM logs is the
+    user's VLLM_LOGGING_LEVEL, and WARNING without it.
+    """
     common = {
-        "TORCH_CPP_LOG_LEVEL": "WARNING" if options.debug else "ERROR",
-        "VLLM_LOGGING_LEVEL": "DEBUG" if options.debug else "WARNING",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         # A forked child would not begin with vllm_child.
@@ -140,9 +141,8 @@ def engine_arguments(options: VLLMOptions) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "limit_mm_per_prompt": {"image": options.max_images, "video": 0},
         "mm_processor_cache_gb": 0,
-        "use_tqdm_on_load": options.debug,
+        "use_tqdm_on_load": False,
         "disable_log_stats": True,
-        "enable_log_requests": options.debug,
         "trust_remote_code": options.trust_remote_code,
         "enable_sleep_mode": options.sleeps,
     }

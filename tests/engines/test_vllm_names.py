@@ -54,7 +54,7 @@ def test_what_agentrl_sets_is_refused_with_the_flag_that_there_is() -> None:
     passed = {name for device in ("cpu", "gpu") for name in engine_arguments(VLLMOptions("m", device=device))}
     assert passed <= OWN_ARGUMENTS.keys() | set(TUNED) and not OWN_ARGUMENTS.keys() & set(TUNED)
     assert set(TUNED) | OWN_ARGUMENTS.keys() <= set(engine_argument_names())
-    flags = {f"--{name.replace('_', '-')}" for name in option_names(Config)} | {"--debug", "--model"}
+    flags = {f"--{name.replace('_', '-')}" for name in option_names(Config)} | {"--model"}
     for name, why in OWN_ARGUMENTS.items():
         with pytest.raises(ConfigError, match=f"--engine.args {name}: "):
             check([f"{name.replace('_', '-')}=1"])
@@ -113,6 +113,15 @@ def test_an_engine_that_is_spread_over_devices_runs_a_process_on_each() -> None:
 def test_children_of_vllm_are_never_forked(device: Any) -> None:
     """A forked one would not import vllm_child, and outlive a parent that is killed."""
     assert environment(VLLMOptions("m", device=device))["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
+
+
+@pytest.mark.parametrize(("own", "level"), [(None, "WARNING"), ("INFO", "INFO")])
+def test_how_much_vllm_logs_is_the_users(own: str | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if own is None:
+        monkeypatch.delenv("VLLM_LOGGING_LEVEL", raising=False)
+    else:
+        monkeypatch.setenv("VLLM_LOGGING_LEVEL", own)
+    assert environment(VLLMOptions("m"))["VLLM_LOGGING_LEVEL"] == level
 
 
 def test_the_command_says_it_before_an_engine_starts(tmp_path: Path) -> None:
