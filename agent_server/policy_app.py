@@ -70,7 +70,7 @@ async def _body(request: Request, session: PolicySession) -> dict[str, Any]:
         raise BodyError(error.status, str(error)) from error
     if not isinstance(body, dict):
         raise BodyError(400, "the body must be a JSON object")
-    await session.look(picture_urls(body), request.app.state.readers)
+    await session.pictures.look(picture_urls(body), request.app.state.readers)
     return body
 
 

@@ -148,7 +148,7 @@ def content_part(part: Any, session: PolicySession) -> Any:
     if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
         return part["text"]
     if (url := _picture_url(part)) is not None:
-        return session.picture(url)
+        return session.pictures.find(url)
     if kind == "image" and isinstance(part.get("source"), Mapping):
         raise BadAskError("pictures are taken as base64; no address is fetched")
     if kind in ("refusal", "thinking", "redacted_thinking", "reasoning"):

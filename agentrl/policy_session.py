@@ -13,8 +13,7 @@ import json
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Executor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from .engine import Generation, Sampling
 from .errors import AgentRLError, DataError, EngineError
 from .executor import RolloutContext
 from .json_bounds import json_fault
-from .messages import Image, Message, ToolCall
+from .messages import Message, ToolCall
 from .policy_ask import (
     FORMAT,
     TEMPLATE_ONLY,
@@ -36,6 +35,7 @@ from .policy_ask import (
     json_schema,
 )
 from .policy_call import Call, Turn, assistant_message
+from .policy_pictures import PolicyPictures
 from .renderer import Prompt
 from .reward import Verdict
 from .seeds import call_id
@@ -45,8 +45,6 @@ log = logging.getLogger(__name__)
 SamplingMode = Literal["force", "strict", "free"]
 """force: ours, whatever is asked; strict: anything else is refused; free: as asked (nothing is trained)."""
 
-
-DATA = "data:"
 ENGINE_WISHES = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -84,6 +82,7 @@ class PolicySession:
         self.over = False
         self.failure: AgentRLError | None = None
         self.exhausted = False
+        self.pictures = PolicyPictures()
         self.conversations: dict[str, tuple[tuple[Message, ...], tuple[dict[str, Any], ...]]] = {}
         ctx.gives_up = True
         self._warn = warn
@@ -91,7 +90,6 @@ class PolicySession:
         self._contexts: dict[tuple[Node | None, bytes], _Context] = {}
         self._calls: defaultdict[str, list[Call]] = defaultdict(list)
         self._by_key: dict[str, Call] = {}
-        self._pictures: dict[bytes, Image | DataError] = {}
         self._had: list[Turn] = []
         self._ending = asyncio.Lock()
         self._posted: set[str] = set()
@@ -229,27 +227,6 @@ class PolicySession:
             return self.record.add(None, "prompt", prompt.token_ids, prompt.slots)
         slots = [(sha, start - prompt.kept, n) for sha, start, n in prompt.slots if start >= prompt.kept]
         return self.record.add(turn.node, "observation", prompt.token_ids[prompt.kept :], slots)
-
-    async def look(self, data_urls: Iterable[str], threads: Executor) -> None:
-        """Decode pictures on a thread, for `picture` to find. The event loop's own threads may all be waiting for this: agents
-        run there.
-        """
-        urls = [url for url in data_urls if url.startswith(DATA)]
-        if urls:
-            loop, known = asyncio.get_running_loop(), frozenset(self._pictures)
-            self._pictures.update(await loop.run_in_executor(threads, _decoded, urls, known))
-
-    def picture(self, data_url: str) -> Image:
-        """The picture of a data URL, decoded once however often a conversation repeats it. Raises BadAskError."""
-        if not data_url.startswith(DATA):
-            raise BadAskError("pictures are taken as base64 data URLs; no other address is fetched or opened")
-        name = _url_name(data_url)
-        if name not in self._pictures:
-            self._pictures |= _decoded([data_url])
-        found = self._pictures[name]
-        if isinstance(found, DataError):
-            raise BadAskError(str(found))
-        return found
 
     # ------------------------------------------------------------------ sampling
 
@@ -421,24 +398,6 @@ class PolicySession:
 
     def count(self, key: str, n: int = 1) -> None:
         self.record.metrics[key] = self.record.metrics.get(key, 0.0) + n
-
-
-def _url_name(data_url: str) -> bytes:
-    return hashlib.blake2b(data_url.encode("utf-8", "replace")).digest()
-
-
-def _decoded(data_urls: Iterable[str], known: Collection[bytes] = ()) -> dict[bytes, Image | DataError]:
-    """Pictures that are not known yet by their URLs' names, with pixels and hash; what is wrong with one in its place."""
-    found: dict[bytes, Image | DataError] = {}
-    for url in data_urls:
-        name = _url_name(url)
-        if name not in known and name not in found:
-            found[name] = image = Image(url)
-            try:
-                _ = image.sha256
-            except DataError as error:
-                found[name] = error
-    return found
 
 
 def _aborted(generation: Generation) -> Generation:

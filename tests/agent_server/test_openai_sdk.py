@@ -16,7 +16,7 @@ from PIL import Image as PILImage
 
 from agentrl import AgentError, EngineError, Limits, Task
 from agentrl.engines.placeholders import refusal
-from agentrl.policy_session import _decoded
+from agentrl.policy_pictures import _decoded
 
 from .conftest import CALL, TOOL, Stage, until
 
@@ -334,7 +334,7 @@ async def test_pictures_are_read_off_the_event_loop_and_huge_ones_not_at_all(
         with pytest.raises(openai.BadRequestError, match="9000x9000"):
             await client.chat.completions.create(model="m", messages=asked(PILImage.new("1", (9_000, 9_000))))
 
-    monkeypatch.setattr("agentrl.policy_session._decoded", decoded)
+    monkeypatch.setattr("agentrl.policy_pictures._decoded", decoded)
     record = await vision_stage.play(run, "one")
     assert vision_stage.trained(record) == ["one"] and threads and threading.get_ident() not in threads
 
