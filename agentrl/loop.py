@@ -293,14 +293,19 @@ class Loop:
         self.reporter.step(record)
 
     def _check_some_were_trained(self) -> None:
-        """The data is used up. Raises RunStoppedError when nothing came of it."""
+        """The data is used up. Raises RunStoppedError when nothing came of it: there is no model that was trained."""
+        if self.step:
+            return
         ended = [group.outcome for group in self.dispatcher.held().groups]
-        failures = ended.count("failed")
-        if failures and self.step == 0:
-            raise RunStoppedError(
-                f"no group could be trained: {failures} of {len(ended)} had no episode with a verdict. "
-                f"Their errors are in {self.folder.rollouts(1)}."
-            )
+        causes = {
+            "had no episode with a verdict": ended.count("failed"),
+            "were dropped by the group filter (scores all equal, or outside algo.filter.range)": ended.count(
+                "filtered"
+            ),
+        }
+        said = ", ".join(f"{count} of {len(ended)} {cause}" for cause, count in causes.items() if count)
+        where = f" Their episodes are in {self.folder.rollouts(1)}." if said and self.config.log.rollouts else ""
+        raise RunStoppedError(f"no group could be trained: {said or 'there was none'}.{where}")
 
 
 def partial_rollouts(config: Config) -> bool:

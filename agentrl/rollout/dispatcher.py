@@ -56,7 +56,7 @@ class Dispatcher:
         self.ledger = ledger
         self._ready = ready
         self.stages = Stages()
-        self._errors = ErrorRate(config.rollout)
+        self._errors = ErrorRate(config.rollout, config.train.batch_groups)
         self._changed = asyncio.Event()
         self._closable = True
         self._stopped = False

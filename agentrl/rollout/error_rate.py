@@ -11,18 +11,22 @@ from ..errors import RunStoppedError
 from .episode import EpisodeOrder, EpisodeResult
 
 LEAST = 8
+BATCHES = 10
+"""Without one good episode among so many batches' worth a run stops, whatever share of them may fail."""
 NO_VERDICT = "has no verdict: it was given no reward, or its last reward was None or no finite number"
 log = logging.getLogger(__name__)
 
 
 class ErrorRate:
-    """Counts the episodes that ended since the last batch. At least LEAST of them, and a group's worth, are judged.
+    """Counts the episodes that ended since the last batch, which takes `batch_groups` groups. At least LEAST of them, and a
+    group's worth, are judged.
 
     Of each cause the log shows the first since the last batch; a worker that dies takes a hundred episodes with it.
     """
 
-    def __init__(self, rollout: RolloutSection) -> None:
+    def __init__(self, rollout: RolloutSection, batch_groups: int) -> None:
         self._rollout = rollout
+        self._hopeless = BATCHES * batch_groups * rollout.n_samples
         self._last = "unknown"
         self.reset()
 
@@ -57,13 +61,20 @@ class ErrorRate:
         return logging.WARNING if first else logging.INFO
 
     def check(self) -> None:
-        """Raises RunStoppedError when more than rollout.max_error_rate of the episodes failed or have no verdict."""
+        """Raises RunStoppedError when more than rollout.max_error_rate of the episodes failed or have no verdict, or where that
+        allows everything, when none came out well for BATCHES batches.
+        """
         enough = max(LEAST, self._rollout.n_samples)
-        if self._ended >= enough and self._failed > self._rollout.max_error_rate * self._ended:
-            raise RunStoppedError(
-                f"{self._failed} of the last {self._ended} episodes failed or have no verdict, more than "
-                f"rollout.max_error_rate = {self._rollout.max_error_rate:g} allows. The last one: {self._last}"
-            )
+        most = self._rollout.max_error_rate
+        if self._ended >= enough and self._failed > most * self._ended:
+            why = f"more than rollout.max_error_rate = {most:g} allows"
+        elif self._failed == self._ended >= max(LEAST, self._hopeless):
+            why = f"as many as {BATCHES} batches have, and none came out well"
+        else:
+            return
+        raise RunStoppedError(
+            f"{self._failed} of the last {self._ended} episodes failed or have no verdict, {why}. The last one: {self._last}"
+        )
 
 
 def _cause(error: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_worker_that_dies_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    errors = ErrorRate(RolloutSection())
+    errors = ErrorRate(RolloutSection(), 4)
     for number in range(100):
         errors.lost(order(number), 1, describe_error(InfrastructureError(f"worker 0 died in {number} s")))
     errors.lost(order(7), 2, describe_error(InfrastructureError("no answer")))
@@ -47,7 +47,7 @@ def test_a_worker_that_dies_is_said_once(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_the_first_failure_of_a_cause_comes_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
-    errors = ErrorRate(RolloutSection(max_error_rate=0.5))
+    errors = ErrorRate(RolloutSection(max_error_rate=0.5), 4)
     for number in range(20):
         errors.note(order(number), ended(EnvError(f"step {number} broke") if number % 2 else None))
     (said,) = warned(caplog)
@@ -59,7 +59,7 @@ def test_the_first_failure_of_a_cause_comes_with_its_traceback(caplog: pytest.Lo
 
 
 def test_episodes_without_a_verdict_count_and_are_named_once(caplog: pytest.LogCaptureFixture) -> None:
-    errors = ErrorRate(RolloutSection())
+    errors = ErrorRate(RolloutSection(), 4)
     for number in range(10):
         errors.note(order(number), ended(None, None if number else 1.0))
     (said,) = warned(caplog)
@@ -67,6 +67,16 @@ def test_episodes_without_a_verdict_count_and_are_named_once(caplog: pytest.LogC
     with pytest.raises(
         RunStoppedError, match=r"9 of the last 10 episodes failed or have no.*000009-0, which has no verdict"
     ):
+        errors.check()
+
+
+def test_a_rate_of_one_still_ends_where_nothing_comes_out_well() -> None:
+    errors = ErrorRate(RolloutSection(max_error_rate=1.0, n_samples=2), 3)
+    for number in range(59):
+        errors.note(order(number), ended(EnvError("gone")))
+        errors.check()
+    errors.note(order(59), ended(EnvError("gone")))
+    with pytest.raises(RunStoppedError, match=r"60 of the last 60 episodes failed.*10 batches.*EnvError: gone"):
         errors.check()
 
 

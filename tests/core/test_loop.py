@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 def make_loop(
     folder: Path,
-    tasks: list[Task],
+    tasks: Iterable[Task],
     *,
     resume: Path | None = None,
     evaluator: Any = None,
@@ -132,7 +133,7 @@ def make_loop(
     steps = config.train.steps
     ledger = GroupLedger(
         config,
-        draws=len(tasks) if steps is None else None,
+        draws=len(tasks) if steps is None and isinstance(tasks, list) else None,
         wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
         keep=signal_filter(config) if filter_groups else lambda group: True,
         version=state.version,
@@ -225,6 +226,30 @@ async def test_a_run_that_cannot_train_anything_stops_and_says_why(label: str, w
         await asyncio.wait_for(loop.run(), 20)
     assert not trainer.batches
     await loop.dispatcher.stop()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (
+            [Task("0"), Task("1"), Task("2", label="broken")],
+            "1 of 3 had no episode with a verdict, 2 of 3 were dropped by the",
+        ),
+        (iter(()), "there was none"),
+    ],
+)
+async def test_data_of_which_nothing_is_trained_leaves_no_model(given: Any, why: str, tmp_path: Path) -> None:
+    """Neither a checkpoint nor a model: whoever finds one would take it for trained."""
+
+    def always_right(request: GenerationRequest) -> Reply:
+        return Reply([3, 1])
+
+    loop, trainer, _ = make_loop(
+        tmp_path, given, script=always_right, more={"algo": {"filter": {"enable": True}}}, filter_groups=True
+    )
+    with pytest.raises(RunStoppedError, match=why):
+        await asyncio.wait_for(loop.run(), 20)
+    assert not trainer.batches and not loop.folder.final.exists() and not loop.checkpoints.complete()
 
 
 async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path) -> None:
