@@ -40,12 +40,13 @@ class RunFolder:
         return folder
 
     def begin(self, config: str, resumed_at: int | None) -> None:
-        """Make the folder and save the configuration; records after the step a run goes on from move out of the way."""
+        """Make the folder and save the configuration; records after the step a run goes on from move out of the way, and all
+        that one left that ended before its first step.
+        """
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / "config.toml").write_text(config, encoding="utf-8")
-            if resumed_at is not None:
-                self.rewind(resumed_at)
+            self.rewind(-1 if resumed_at is None else resumed_at)
 
     @property
     def metrics(self) -> Path:

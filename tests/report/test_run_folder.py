@@ -37,6 +37,14 @@ def test_a_run_is_not_written_over(folder: RunFolder) -> None:
         RunFolder.fresh(parent, name)
 
 
+def test_what_a_run_left_that_ended_before_its_first_step_moves_aside(folder: RunFolder) -> None:
+    folder.add_rollouts(1, [{"draw": 0, "outcome": "cancelled"}])
+    again = _begun(RunFolder.fresh(str(folder.path.parent), folder.path.name))
+    again.add_rollouts(1, [{"draw": 0, "outcome": "trained"}])
+    assert lines(again.rollouts(1)) == [{"draw": 0, "outcome": "trained"}]
+    assert [path.name for path in (again.path / "superseded").iterdir()] == ["step_000001.jsonl"]
+
+
 def test_records_are_appended(folder: RunFolder) -> None:
     for step in (0, 1):
         folder.add_metrics({"step": step})
