@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,7 +76,21 @@ class About:
         file = folder / TAG / _ABOUT
         if not file.is_file():
             raise DataError(f"{folder} holds no trainer state")
-        return cls(**json.loads(file.read_text()))
+        with whole(folder):
+            return cls(**json.loads(file.read_text()))
+
+
+@contextmanager
+def whole(folder: Path) -> Iterator[None]:
+    """Raises DataError in the place of whatever reading a damaged checkpoint raises."""
+    try:
+        yield
+    except (RuntimeError, EOFError, ValueError, TypeError, KeyError, OSError, pickle.UnpicklingError) as error:
+        first = (str(error).strip() or "no message").splitlines()[0]
+        raise DataError(
+            f"{folder} cannot be loaded, a file in it is damaged: {type(error).__name__}: {first} --resume PATH goes on from "
+            "another checkpoint."
+        ) from error
 
 
 def save_state(backend: Backend, counters: Counters, about: About, folder: Path) -> None:
@@ -109,12 +126,13 @@ def load_state(backend: Backend, about: About, folder: Path) -> Counters:
             raise DataError(f"{folder} was written with {flag} {was}, not {now}")
     if stored.lora != about.lora:
         raise DataError(f"{folder} was written with other --lora options: {stored.lora}, not {about.lora}")
-    with backend.loading(universal and stored.stage > 0):
+    with whole(folder), backend.loading(universal and stored.stage > 0):
         path, state = backend.engine.load_checkpoint(str(folder), tag=TAG, load_module_strict=not about.adapted)
     if path is None:
         raise DataError(f"{folder} holds no trainer state that DeepSpeed can read")
     if not universal:
-        _restore_random_state(torch.load(_rank_file(folder), weights_only=False))
+        with whole(folder):
+            _restore_random_state(torch.load(_rank_file(folder), weights_only=False))
     return Counters(**state["counters"])
 
 

@@ -14,7 +14,7 @@ from ..errors import DataError
 from ..trajectory import Row
 from .backend import Backend, Offload
 from .checkpoint import TAG as CHECKPOINT
-from .checkpoint import UNIVERSAL
+from .checkpoint import UNIVERSAL, whole
 from .models import TRUNK, trunk_states
 from .optimizers import learning_rate, make_optimizer
 from .packing import Pack
@@ -84,7 +84,7 @@ class Critic:
     def load(self, folder: Path) -> None:
         """What `save` wrote. Raises DataError when there is none."""
         universal = (folder / CHECKPOINT / UNIVERSAL).is_file() and self.backend.stage > 0
-        with self.backend.loading(universal):
+        with whole(folder), self.backend.loading(universal):
             found = (folder / TAG).is_dir() and self.backend.engine.load_checkpoint(str(folder), tag=TAG)[0] is not None
         if not found:
             raise DataError(f"{folder} holds no critic: the checkpoint is of a run without one.")

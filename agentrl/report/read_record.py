@@ -64,11 +64,20 @@ def write_held(folder: Path, held: HeldRollouts) -> None:
 
 
 def read_held(folder: Path, next_draw: int, reissue: Iterable[int]) -> HeldRollouts:
-    """What `write_held` wrote. The tasks of the groups have only their ids: nothing of them is played again."""
+    """What `write_held` wrote. The tasks of the groups have only their ids: nothing of them is played again. Raises DataError
+    where episodes of theirs are missing.
+    """
+    if not (folder / HELD).is_file():
+        raise DataError(f"{folder} is damaged: {HELD}, the rollouts that were not trained yet, is missing.")
     groups: list[Group] = []
-    for record in read_lines(folder / HELD) if (folder / HELD).is_file() else ():
+    for record in read_lines(folder / HELD):
         if not groups or groups[-1].draw != record["draw"] or groups[-1].finished:
             task = Task(record["task_id"])
             groups.append(Group(record["draw"], task, record["n"], record["version"], outcome=record["outcome"]))
         groups[-1].results.append(read_episode(record))
+    for group in groups:
+        if not group.finished:
+            raise DataError(
+                f"{folder / HELD} is damaged: draw {group.draw} has {len(group.results)} of {group.n} episodes."
+            )
     return HeldRollouts(next_draw, tuple(reissue), tuple(groups))

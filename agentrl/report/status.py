@@ -59,4 +59,7 @@ def read_status(run: Path) -> dict[str, Any]:
     path = run / "status.json"
     if not path.is_file():
         raise ConfigError(f"{run} holds no status.json: it is not the folder of a run that has begun.")
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from error

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agentrl.config import Config
 from agentrl.env import Task
+from agentrl.errors import DataError
 from agentrl.report.read_record import read_held, write_held
 from agentrl.rollout.group import Batch, Group
 from agentrl.rollout.ledger import GroupLedger, HeldRollouts
@@ -267,6 +268,19 @@ def test_what_a_checkpoint_keeps_comes_back_exactly(tmp_path: Path) -> None:
         assert one.dtype == other.dtype and one.tobytes() == other.tobytes()
     assert again.rows[0].images == result.rows[0].images and again.messages == result.messages
     assert vars(first.results[1]) == vars(failed)
+
+
+def test_a_checkpoint_that_lacks_episodes_is_refused(tmp_path: Path) -> None:
+    """A group that is not whole would be waited for for ever, and one that is missing is a lost draw."""
+    group = Group(0, Task("t"), 2, 4, [episode(0.1, sample=0, rows=[]), episode(0.2, sample=1, rows=[])])
+    write_held(tmp_path, HeldRollouts(1, (), (group,)))
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text(file.read_text().splitlines(keepends=True)[0])
+    with pytest.raises(DataError, match="draw 0 has 1 of 2 episodes"):
+        read_held(tmp_path, 1, ())
+    file.unlink()
+    with pytest.raises(DataError, match=r"rollouts\.jsonl.*is missing"):
+        read_held(tmp_path, 1, ())
 
 
 @pytest.mark.parametrize("version", [0, 10])

@@ -41,6 +41,9 @@ async def test_the_file_is_kept_while_the_run_lives_and_then_says_so(
 
     with pytest.raises(ConfigError, match="not the folder of a run"):
         read_status(tmp_path)
+    (tmp_path / "status.json").touch()
+    with pytest.raises(ConfigError, match=r"status\.json cannot be read"):
+        read_status(tmp_path)
     keeping = asyncio.create_task(StatusFile(tmp_path / "status.json", content).keep())
     await written.wait()
     status = read_status(tmp_path)

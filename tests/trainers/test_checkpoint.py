@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,15 @@ def test_a_state_of_other_weights_is_an_error(
 def test_a_folder_without_state_is_an_error(make_trainer: Make, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no trainer state of 1 rank"):
         make_trainer().load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mp_rank_00_model_states.pt", "random_rank_0.pt", "policy.json"])
+def test_a_damaged_state_is_said_to_be_so(make_trainer: Make, tmp_path: Path, name: str) -> None:
+    trainer = make_trainer()
+    trainer.save(tmp_path)
+    os.truncate(tmp_path / "trainer" / name, 100)
+    with pytest.raises(DataError, match=f"{tmp_path.name} cannot be loaded, a file in it is damaged"):
+        trainer.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["tied", "untied", "vision"])
