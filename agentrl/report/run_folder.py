@@ -45,7 +45,7 @@ class RunFolder:
         """
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            (self.path / "config.toml").write_text(config, encoding="utf-8")
+            _replace(self.path / "config.toml", config)
             self.rewind(-1 if resumed_at is None else resumed_at)
 
     @property
@@ -104,10 +104,8 @@ class RunFolder:
         return [line for line in self._text().split("\n")[:-1] if line.strip()]
 
     def _rewrite(self, lines: list[str]) -> None:
-        part = self.metrics.with_suffix(".part")
         with writing(self.metrics):
-            part.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-            os.replace(part, self.metrics)
+            _replace(self.metrics, "".join(line + "\n" for line in lines))
 
     def rewind(self, step: int) -> None:
         """Records after `step` move to superseded/, so that steps rise by one across a resume."""
@@ -123,6 +121,13 @@ class RunFolder:
             superseded.mkdir(exist_ok=True)
             shutil.copy(self.metrics, _free_name(superseded / self.metrics.name))
             self._rewrite(kept)
+
+
+def _replace(path: Path, text: str) -> None:
+    """The file has the old text or the new one, whatever happens meanwhile."""
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
 
 
 def _append(path: Path, records: Iterable[dict[str, Any]]) -> None:

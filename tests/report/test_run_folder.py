@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import time
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.report.progress import Reporters, SilentReporter
 from agentrl.report.run_folder import RunFolder
 
@@ -136,6 +137,20 @@ def test_any_text_is_one_line_and_comes_back(folder: RunFolder) -> None:
 def test_what_json_cannot_hold_is_its_str(folder: RunFolder) -> None:
     folder.add_rollouts(1, [{"path": Path("x")}])
     assert lines(folder.rollouts(1)) == [{"path": "x"}]
+
+
+def test_a_full_disk_leaves_the_config_of_before(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it the run could not go on."""
+    folder.begin("[run]\nseed = 3\n", None)
+
+    def full(path: Path, text: str, encoding: str) -> None:
+        path.open("w").close()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(InfrastructureError, match="No space left"):
+        folder.begin("[run]\nseed = 3\n", 0)
+    assert (folder.path / "config.toml").read_text() == "[run]\nseed = 3\n"
 
 
 def test_config_is_kept_as_given(folder: RunFolder) -> None:
