@@ -86,9 +86,12 @@ class Checkpoints:
 
     def go_on_from(self, checkpoint: Path) -> RunState:
         """The state of a checkpoint, from which a run goes on; the markers are then those of its line, not of later steps
-        that it went back behind. Its best is forgotten where another has taken that folder, or none is left.
+        that it went back behind. Its best is forgotten where another has taken that folder, or none is left. What saves that
+        were cut short have left is removed.
         """
         state = read_state(checkpoint)
+        for part in self.folder.glob(f"step_*{PART}"):
+            shutil.rmtree(part, ignore_errors=True)
         if checkpoint.parent.resolve() != self.folder.resolve():
             return replace(state, best=None, best_step=None)
         with writing(self.folder):
@@ -148,6 +151,7 @@ class Checkpoints:
         for old in others[: max(0, len(others) - (self.keep - 1))]:
             if step_of(old) != best_step and not (old / PINNED).exists():
                 doomed = old.with_suffix(PART)
+                shutil.rmtree(doomed, ignore_errors=True)  # an interrupted save may have left one
                 os.replace(old, doomed)
                 shutil.rmtree(doomed)
 

@@ -51,6 +51,18 @@ def test_the_best_and_the_pinned_stay_besides(tmp_path: Path) -> None:
     assert checkpoints.find("best").name == "step_000005"
 
 
+def test_a_step_whose_second_save_was_cut_short_is_pruned_like_any_other(tmp_path: Path) -> None:
+    """Or every later save would fail at it."""
+    checkpoints = Checkpoints(tmp_path, 1)
+    for half in (tmp_path / "step_000001.part" / "trainer", tmp_path / "step_000002.part" / "trainer"):
+        save(checkpoints, 1)
+        half.mkdir(parents=True)
+        save(checkpoints, 3)
+        assert names(checkpoints) == ["step_000003"]
+    checkpoints.go_on_from(checkpoints.find("latest"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_000003"]
+
+
 def test_folders_of_other_names_are_left_alone(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, 1)
     shutil.copytree(save(checkpoints, 10), tmp_path / "step_000010_backup")
