@@ -58,8 +58,8 @@ class RolloutSection(Section):
     retries: int = Field(3, ge=0)
     """Attempts after the first for an episode that infrastructure failed."""
     max_error_rate: float = Field(0.5, ge=0.0, le=1.0)
-    """Stop when more than this share of the episodes ended since the last batch have failed or have no verdict (a reward of
-    None or NaN); at 1, when none of ten batches' worth came out well."""
+    """Stop when more than this share of the episodes ended since the last batch or being played have failed or have no verdict
+    (a reward of None or NaN); at 1, when none came out well of ten times as many as may be in flight."""
     max_abandoned: int = Field(16, ge=1)
     """Environment threads that may hang before their worker process is replaced."""
     silence_timeout_s: float = Field(300.0, gt=0)

@@ -25,6 +25,7 @@ from .orders import draw_order
 from .player import Player, play_once
 from .seats import Seats
 from .stages import PLAYED, Stages, in_words
+from .staleness import places
 from .task_source import DrawSource
 from .watchdog import within
 
@@ -56,7 +57,9 @@ class Dispatcher:
         self.ledger = ledger
         self._ready = ready
         self.stages = Stages()
-        self._errors = ErrorRate(config.rollout, config.train.batch_groups)
+        train, rollout = config.train, config.rollout
+        most = places(train.batch_groups, train.max_staleness, oversample=rollout.oversample)
+        self._errors = ErrorRate(rollout, most)
         self._changed = asyncio.Event()
         self._closable = True
         self._stopped = False
@@ -88,7 +91,7 @@ class Dispatcher:
             self._changed.clear()
             if self._failure is not None:
                 raise self._failure
-            self._errors.check()
+            self._errors.check(self._attempts)
             self._check_filter()
             batch = self._take()
             if batch is not None:

@@ -11,22 +11,22 @@ from ..errors import RunStoppedError
 from .episode import EpisodeOrder, EpisodeResult
 
 LEAST = 8
-BATCHES = 10
-"""Without one good episode among so many batches' worth a run stops, whatever share of them may fail."""
+ROUNDS = 10
+"""Where every episode may fail, a run stops without a good one among so many times those that may be in flight."""
 NO_VERDICT = "has no verdict: it was given no reward, or its last reward was None or no finite number"
 log = logging.getLogger(__name__)
 
 
 class ErrorRate:
-    """Counts the episodes that ended since the last batch, which takes `batch_groups` groups. At least LEAST of them, and a
-    group's worth, are judged.
+    """Counts the episodes that ended since the last batch. At least LEAST of them, and a group's worth, are judged. At most
+    `places` groups are in flight.
 
     Of each cause the log shows the first since the last batch; a worker that dies takes a hundred episodes with it.
     """
 
-    def __init__(self, rollout: RolloutSection, batch_groups: int) -> None:
+    def __init__(self, rollout: RolloutSection, places: int) -> None:
         self._rollout = rollout
-        self._hopeless = BATCHES * batch_groups * rollout.n_samples
+        self._hopeless = max(LEAST, ROUNDS * places * rollout.n_samples)
         self._last = "unknown"
         self.reset()
 
@@ -60,16 +60,17 @@ class ErrorRate:
         self._said.add(alike)
         return logging.WARNING if first else logging.INFO
 
-    def check(self) -> None:
+    def check(self, playing: int) -> None:
         """Raises RunStoppedError when more than rollout.max_error_rate of the episodes failed or have no verdict, or where that
-        allows everything, when none came out well for BATCHES batches.
+        allows everything, when none came out well in ROUNDS. The `playing` ones count as good: what fails does so
+        sooner than what goes well, and those that end first are no fair sample.
         """
         enough = max(LEAST, self._rollout.n_samples)
         most = self._rollout.max_error_rate
-        if self._ended >= enough and self._failed > most * self._ended:
+        if self._ended >= enough and self._failed > most * (self._ended + playing):
             why = f"more than rollout.max_error_rate = {most:g} allows"
-        elif self._failed == self._ended >= max(LEAST, self._hopeless):
-            why = f"as many as {BATCHES} batches have, and none came out well"
+        elif most == 1 and self._failed == self._ended >= self._hopeless:
+            why = "and none came out well"
         else:
             return
         raise RunStoppedError(

@@ -269,6 +269,17 @@ async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path)
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+async def test_what_fails_at_once_is_not_all_there_is(tmp_path: Path) -> None:
+    """A quarter of the episodes: when all of that is back, the good ones are still being played."""
+
+    def slow(request: GenerationRequest) -> Reply:
+        return Reply([3, 1], delay_s=0.1)
+
+    loop, trainer, _ = make_loop(tmp_path, tasks(12, broken=(0, 1, 2)), script=slow)
+    await asyncio.wait_for(loop.run(), 20)
+    assert sum(map(len, trainer.batches)) == 27
+
+
 @pytest.mark.parametrize("end", ["steps", "data"])
 async def test_no_draw_is_lost_where_a_run_that_had_ended_goes_on(tmp_path: Path, end: str) -> None:
     """Whether it ended with groups in flight, or with one that failed after the last batch."""
