@@ -217,15 +217,17 @@ class Loop:
             self._record(self.whole_steps + 1, group_records(left, self.whole_steps + 1))
 
     async def _finish(self) -> None:
-        """Saved first, recorded then: a run that is gone on with plays what was in flight, as after an interrupt."""
+        """Saved first, recorded last: a run that is gone on with plays what was in flight, as after an interrupt, and one that is
+        interrupted in here saves again what was.
+        """
         await self.dispatcher.stop()
         self.evaluation.begin(self.step, self.sync.version)
         self.reporter.stage(f"saving the last checkpoint and the model{self._evaluating}")
         await self.save()
-        self.record_unfinished()
         async with self.sync.training():
             exporting = self.sync.watched(self.sync.trainer.export(self.folder.final), "the export of the model")
             await self.checkpoints.then(f"the export of the model to {self.folder.final}", exporting)
+        self.record_unfinished()
 
     def _due(self, every: int) -> bool:
         return every > 0 and self.step > 0 and self.step % every == 0

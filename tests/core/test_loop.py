@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from agentrl import (
     Reply,
     ScriptedEngine,
     Task,
+    training_run,
 )
 from agentrl.checkpoint import Checkpoints, RunState, read_state
 from agentrl.config import Config
@@ -323,6 +325,31 @@ async def test_cancelling_finishes_the_step_and_owes_the_rest(tmp_path: Path) ->
     loop.record_unfinished()
     seen = {record["draw"] for record in records(tmp_path)}
     assert seen == set(range(loop.dispatcher.ledger.next_draw)) and set(owed) <= seen
+
+
+async def test_no_draw_is_lost_by_an_interrupt_of_the_export(tmp_path: Path) -> None:
+    """The interrupt saves once more, what the last checkpoint of the run held."""
+    loop, trainer, _ = make_loop(
+        tmp_path, tasks(40), more={"rollout": {"n_samples": 3, "oversample": 3}}, steps=2, stale="drop"
+    )
+    exporting = asyncio.Event()
+
+    async def export(folder: Path) -> None:
+        exporting.set()
+        await asyncio.sleep(60)
+
+    trainer.export = export  # type: ignore[method-assign]
+    run = asyncio.ensure_future(training_run._run(SimpleNamespace(resume_from=None), loop))  # type: ignore[arg-type]
+    await exporting.wait()
+    before = read_state(loop.checkpoints.find("latest"))
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert read_state(loop.checkpoints.find("latest")) == before
+    trained = {record["draw"] for record in records(tmp_path) if record["outcome"] == "trained"}
+    held = read_held(loop.checkpoints.find("latest"), before.next_draw, before.reissue)
+    kept = {*held.reissue, *(group.draw for group in held.groups)}
+    assert trained.isdisjoint(kept) and trained | kept == set(range(before.next_draw)) != trained
 
 
 async def test_an_engine_is_never_left_paused(tmp_path: Path) -> None:
