@@ -8,7 +8,6 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ from agentrl import (
     Reply,
     ScriptedEngine,
     Task,
-    training_run,
 )
 from agentrl.checkpoint import Checkpoints, RunState, read_state
 from agentrl.config import Config
@@ -230,30 +228,6 @@ async def test_a_run_that_cannot_train_anything_stops_and_says_why(label: str, w
     await loop.dispatcher.stop()
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        (
-            [Task("0"), Task("1"), Task("2", label="broken")],
-            "1 of 3 had no episode with a verdict, 2 of 3 were dropped by the",
-        ),
-        (iter(()), "there was none"),
-    ],
-)
-async def test_data_of_which_nothing_is_trained_leaves_no_model(given: Any, why: str, tmp_path: Path) -> None:
-    """Neither a checkpoint nor a model: whoever finds one would take it for trained."""
-
-    def always_right(request: GenerationRequest) -> Reply:
-        return Reply([3, 1])
-
-    loop, trainer, _ = make_loop(
-        tmp_path, given, script=always_right, more={"algo": {"filter": {"enable": True}}}, filter_groups=True
-    )
-    with pytest.raises(RunStoppedError, match=why):
-        await asyncio.wait_for(loop.run(), 20)
-    assert not trainer.batches and not loop.folder.final.exists() and not loop.checkpoints.complete()
-
-
 async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path) -> None:
     whole, trainer, _ = make_loop(tmp_path / "whole", tasks(12), max_staleness=0)
     await whole.run()
@@ -269,17 +243,6 @@ async def test_an_interrupted_run_goes_on_with_the_draws_it_owes(tmp_path: Path)
     assert ids == [[row.rollout_id for row in rows] for rows in trainer.batches]
     steps = [json.loads(line)["step"] for line in second.folder.metrics.open()]
     assert steps == [1, 2, 3, 4, 5, 6]
-
-
-async def test_what_fails_at_once_is_not_all_there_is(tmp_path: Path) -> None:
-    """A quarter of the episodes: when all of that is back, the good ones are still being played."""
-
-    def slow(request: GenerationRequest) -> Reply:
-        return Reply([3, 1], delay_s=0.1)
-
-    loop, trainer, _ = make_loop(tmp_path, tasks(12, broken=(0, 1, 2)), script=slow)
-    await asyncio.wait_for(loop.run(), 20)
-    assert sum(map(len, trainer.batches)) == 27
 
 
 @pytest.mark.parametrize("end", ["steps", "data"])
@@ -325,31 +288,6 @@ async def test_cancelling_finishes_the_step_and_owes_the_rest(tmp_path: Path) ->
     loop.record_unfinished()
     seen = {record["draw"] for record in records(tmp_path)}
     assert seen == set(range(loop.dispatcher.ledger.next_draw)) and set(owed) <= seen
-
-
-async def test_no_draw_is_lost_by_an_interrupt_of_the_export(tmp_path: Path) -> None:
-    """The interrupt saves once more, what the last checkpoint of the run held."""
-    loop, trainer, _ = make_loop(
-        tmp_path, tasks(40), more={"rollout": {"n_samples": 3, "oversample": 3}}, steps=2, stale="drop"
-    )
-    exporting = asyncio.Event()
-
-    async def export(folder: Path) -> None:
-        exporting.set()
-        await asyncio.sleep(60)
-
-    trainer.export = export  # type: ignore[method-assign]
-    run = asyncio.ensure_future(training_run._run(SimpleNamespace(resume_from=None), loop))  # type: ignore[arg-type]
-    await exporting.wait()
-    before = read_state(loop.checkpoints.find("latest"))
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run
-    assert read_state(loop.checkpoints.find("latest")) == before
-    trained = {record["draw"] for record in records(tmp_path) if record["outcome"] == "trained"}
-    held = read_held(loop.checkpoints.find("latest"), before.next_draw, before.reissue)
-    kept = {*held.reissue, *(group.draw for group in held.groups)}
-    assert trained.isdisjoint(kept) and trained | kept == set(range(before.next_draw)) != trained
 
 
 async def test_an_engine_is_never_left_paused(tmp_path: Path) -> None:
