@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 
 YOUNG = 10_000
@@ -13,4 +14,5 @@ def spare_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)  # or extensions report at the end what was not freed
     gc.set_threshold(YOUNG, *gc.get_threshold()[1:])

@@ -90,8 +90,9 @@ def session_log(driver: int) -> str:
 
 
 def check_orderly(folder: Path, code: int) -> None:
-    """An interrupted run exits with 130 and leaves a checkpoint of its last whole step."""
+    """An interrupted run exits with 130, its last word is how it goes on, and it leaves a checkpoint of its last whole step."""
     assert code == 130
+    assert "Go on with: agentrl train --resume latest" in (folder.parent / "log").read_text().splitlines()[-1]
     steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").open()]
     state = json.loads((folder / "checkpoints" / f"step_{steps[-1]:06d}" / "run.json").read_text())
     assert state["step"] == steps[-1] == len(steps)
