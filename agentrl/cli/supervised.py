@@ -73,6 +73,7 @@ def run_command(kind: type[C], command: type[Section], argv: list[str], descript
         _show(config, model, examples, held_out, plan)
         wanted = wanted_by_trainer(config.parallel, gpus)
         starter = _trainer_starter(session.enter_context(reserved(wanted, gpus, config.watchdog)))
+        session.enter_context(folder.held())
         begin(folder, config, resume_from)
         return _run(SupervisedParts(whole, model, examples, held_out, plan, folder, starter, resume_from))
 

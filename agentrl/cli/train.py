@@ -64,6 +64,7 @@ def main(argv: list[str]) -> int:
             out.print(to_toml(config), markup=False, highlight=False)
             return DONE
         reservation = session.enter_context(reserved(wanted_by_run(config, gpus), gpus, config.watchdog))
+        session.enter_context(folder.held())
         begin(folder, config, resume_from)
         starter = _trainer_starter(reservation)
         parts = RunParts(ready, plan, folder, filters, reservation, starter, resume_from)

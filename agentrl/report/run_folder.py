@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,8 @@ from ..disk import writing
 from ..errors import ConfigError
 from .finite import finite
 from .record import JSON_LINES, json_line
+
+log = logging.getLogger(__name__)
 
 
 class RunFolder:
@@ -38,6 +43,25 @@ class RunFolder:
                 f"{folder.path} holds a run already. Give another --run.name, or --resume latest to go on with it."
             )
         return folder
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """No other process may take the folder meanwhile; the lock goes with this one, however it ends. Raises ConfigError when
+        another has it.
+        """
+        with writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("a")
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{self.path} is being written by another process: this run is still going on."
+                ) from None
+            except OSError as error:
+                log.debug("%s: a file system without locks: %s", self.path, error)
+            yield
 
     def begin(self, config: str, resumed_at: int | None) -> None:
         """Make the folder and save the configuration; records after the step a run goes on from move out of the way, and all

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import math
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,17 @@ def test_what_a_run_left_that_ended_before_its_first_step_moves_aside(folder: Ru
     again.add_rollouts(1, [{"draw": 0, "outcome": "trained"}])
     assert lines(again.rollouts(1)) == [{"draw": 0, "outcome": "trained"}]
     assert [path.name for path in (again.path / "superseded").iterdir()] == ["step_000001.jsonl"]
+
+
+def test_a_folder_is_written_by_one_process(folder: RunFolder) -> None:
+    other = (
+        "import sys; from agentrl.report.run_folder import RunFolder\nwith RunFolder(sys.argv[1]).held(): print('mine')"
+    )
+    command = [sys.executable, "-c", other, str(folder.path)]
+    with folder.held():
+        refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert refused.returncode and "is being written by another process" in refused.stderr and not refused.stdout
+    assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "mine\n"
 
 
 def test_records_are_appended(folder: RunFolder) -> None:
