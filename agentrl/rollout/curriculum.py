@@ -17,23 +17,29 @@ from .weighted import Weighted
 
 @dataclass
 class PassRecord:
-    """Of one task: members with a verdict, those with a score of at least 1, and groups in a row that were solved whole."""
+    """Of one task: members with a verdict, those with a score of at least 1, and groups in a row that were solved whole, or
+    that got no verdict.
+    """
 
     played: int = 0
     passed: int = 0
     streak: int = 0
+    unjudged: int = 0
 
     def add(self, scores: Collection[float]) -> None:
         solved = sum(score >= 1.0 for score in scores)
         self.played += len(scores)
         self.passed += solved
         self.streak = self.streak + 1 if scores and solved == len(scores) else 0
+        self.unjudged = 0 if scores else self.unjudged + 1
 
     @property
     def weight(self) -> float:
-        """p (1 - p) of the pass rate under a flat prior: most for tasks that are solved half the time or not yet known."""
+        """p (1 - p) of the pass rate under a flat prior: most for tasks that are solved half the time or not yet known. It halves
+        with each group in a row without a verdict: of a task that is broken nothing is ever known.
+        """
         rate = (self.passed + 1) / (self.played + 2)
-        return rate * (1.0 - rate)
+        return rate * (1.0 - rate) * 0.5**self.unjudged
 
 
 class Curriculum(TaskSource):
@@ -99,7 +105,7 @@ class Curriculum(TaskSource):
         self._noted &= self._assigned.keys()
 
     def state(self) -> dict[str, Any]:
-        records = {str(i): astuple(record) for i, record in enumerate(self._records) if record.played}
+        records = {str(i): astuple(record) for i, record in enumerate(self._records) if record != PassRecord()}
         assigned = {str(draw): index for draw, index in self._assigned.items()}
         return {"place": self._place, "records": records, "assigned": assigned, "noted": sorted(self._noted)}
 

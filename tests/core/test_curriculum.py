@@ -75,6 +75,18 @@ def test_tasks_of_middling_difficulty_come_most_often() -> None:
     assert counts["1"] > 5 * max(counts["0"], counts["2"])
 
 
+def test_a_task_that_never_gets_a_verdict_is_drawn_ever_less() -> None:
+    tasks = source(by_pass_rate=True)
+    drawn: Counter[str] = Counter()
+    for draw in range(80):
+        task = tasks.at(draw)
+        assert task is not None
+        drawn[played(tasks, draw, *(() if task.id == "0" else (0.0, 1.0)))] += 1
+    assert 0 < drawn["0"] < 10
+    resumed = again(tasks, by_pass_rate=True)
+    assert [resumed.at(draw) for draw in range(80, 120)] == [tasks.at(draw) for draw in range(80, 120)]
+
+
 def test_a_draw_that_is_played_again_counts_once_also_after_a_resume() -> None:
     tasks = source(2, retire_after=2)
     first = played(tasks, 0, 1.0)
