@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import AgentRLError, InfrastructureError, StoreFullError
 from ..object_store import no_room, sent
 from .episode import EpisodeOrder, EpisodeResult
-from .watchdog import within
+from .watchdog import Digest, within
 from .worker import RolloutWorker, WorkerSpec
 
 MAX_CONCURRENT = 4096
@@ -38,6 +38,7 @@ class WorkerPool:
         self._abandoned = [0] * count
         self._starting: dict[int, asyncio.Future[Any]] = {}
         self._closed = False
+        self._late = Digest(spec.config.watchdog.warn_after)
         self.replaced = 0
 
     def adopt(self, index: int, engine: Any) -> None:
@@ -122,6 +123,7 @@ class WorkerPool:
                 f"episode {order.rollout_id} of group {order.group_id}",
                 warn_after=watch.warn_after,
                 fail_after=order.limits.longest_s + watch.warn_after,
+                warn=self._late,
             )
         except RayActorError as error:
             self._replace(index, worker, "died")
