@@ -82,14 +82,14 @@ class About:
 
 @contextmanager
 def whole(folder: Path) -> Iterator[None]:
-    """Raises DataError in the place of whatever reading a damaged checkpoint raises."""
+    """Raises DataError in the place of whatever else reading a checkpoint raises, as of one that is damaged."""
     try:
         yield
     except (RuntimeError, EOFError, ValueError, TypeError, KeyError, OSError, pickle.UnpicklingError) as error:
         first = (str(error).strip() or "no message").splitlines()[0]
         raise DataError(
-            f"{folder} cannot be loaded, a file in it is damaged: {type(error).__name__}: {first} --resume PATH goes on from "
-            "another checkpoint."
+            f"{folder} cannot be loaded: {type(error).__name__}: {first} Where a file in it is damaged, --resume PATH "
+            "goes on from another checkpoint."
         ) from error
 
 
