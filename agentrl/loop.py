@@ -133,7 +133,7 @@ class Loop:
                 log.warning("step %d changed no weights: nothing in its rewards says what was better", self.step)
         self.clock.lap("weights")
         self.dispatcher.settle(self.sync.version)
-        self._record(self.step, batch_records(batch, report, self.step))
+        self._record(self.step, batch_records(batch, report, self.step, self.config.env.label))
         self._write(self._step_record(batch, rows, report, trained_at))
 
     async def _publish(self) -> None:
@@ -214,7 +214,7 @@ class Loop:
         """Groups that a stopped run leaves behind, in the record of the step they would have been part of."""
         left = self.dispatcher.abandon()
         if left:
-            self._record(self.whole_steps + 1, group_records(left, self.whole_steps + 1))
+            self._record(self.whole_steps + 1, group_records(left, self.whole_steps + 1, self.config.env.label))
 
     async def _finish(self) -> None:
         """Saved first, recorded last: a run that is gone on with plays what was in flight, as after an interrupt, and one that is

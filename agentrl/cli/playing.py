@@ -112,7 +112,7 @@ async def open_player(ready: Ready, image_dir: Path, reservation: Reservation) -
     if in_process(config):
         renderer = make_renderer(config, ready.model_path)
         engines = [engine_here(config, renderer)] * config.engine.count
-        name = config.env.shown or "data"
+        name = config.env.label
         yield EpisodePlayer(engines, renderer, make_executor(config), ImageStore(image_dir), name)
         return
     from ..cluster import Cluster

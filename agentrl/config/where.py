@@ -161,6 +161,11 @@ class EnvSection(Section):
         """All names in one; None where there is none."""
         return " ".join(self.name) or None
 
+    @property
+    def label(self) -> str:
+        """What episodes say they were played in where there is one environment, or none but the data."""
+        return self.shown or "data"
+
     def opt_of(self, spec: str) -> list[str]:
         """The KEY=VALUE pairs that are meant for one of the environments."""
         found = []

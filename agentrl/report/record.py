@@ -25,8 +25,10 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False, default=str) + "\n"
 
 
-def batch_records(batch: Batch, report: TrainReport, step: int) -> Iterator[dict[str, Any]]:
-    """Every episode consumed for a step. `report.advantages` are in the order of the batch's rows."""
+def batch_records(batch: Batch, report: TrainReport, step: int, env: str = "") -> Iterator[dict[str, Any]]:
+    """Every episode consumed for a step. `report.advantages` are in the order of the batch's rows. `env` = the environment of
+    tasks that name none.
+    """
     advantages = iter(report.advantages)
     for group in batch.groups:
         valid = {result.rollout_id: [next(advantages) for _ in result.rows] for result in group.valid}
@@ -34,21 +36,21 @@ def batch_records(batch: Batch, report: TrainReport, step: int) -> Iterator[dict
             trained = valid.get(result.rollout_id)
             outcome = "trained" if trained is not None else "failed"
             yield episode_record(result, step=step, outcome=outcome, advantages=trained)
-    yield from group_records(batch.dropped, step)
+    yield from group_records(batch.dropped, step, env)
 
 
-def group_records(groups: Iterable[Group], step: int) -> Iterator[dict[str, Any]]:
+def group_records(groups: Iterable[Group], step: int, env: str = "") -> Iterator[dict[str, Any]]:
     """Every episode of groups that were not trained; one that never came back has a line without rows."""
     for group in groups:
         back = {result.sample: result for result in group.results}
         for sample in range(group.n):
-            result = back.get(sample) or _never_back(group, sample)
+            result = back.get(sample) or _never_back(group, sample, env)
             yield episode_record(result, step=step, outcome=group.outcome)
 
 
-def _never_back(group: Group, sample: int) -> EpisodeResult:
+def _never_back(group: Group, sample: int, env: str) -> EpisodeResult:
     group_id = draw_id(group.draw)
-    return EpisodeResult(f"{group_id}-{sample}", group_id, group.draw, sample, group.task.id, group.task.env)
+    return EpisodeResult(f"{group_id}-{sample}", group_id, group.draw, sample, group.task.id, group.task.env or env)
 
 
 def episode_record(

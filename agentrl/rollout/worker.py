@@ -87,7 +87,7 @@ class RolloutWorker(EpisodePlayer):
             make_renderer(spec.config, spec.model_path),
             make_executor(spec.config, index, patient=True),
             ImageStore(spec.image_dir),
-            spec.config.env.shown or "data",
+            spec.config.env.label,
         )
         spare_collector()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import numpy as np
+import pytest
 from PIL import Image as PILImage
 
+from agentrl.env import Task
 from agentrl.messages import Image, Text, message_record
 from agentrl.report.record import batch_records, episode_record, group_records, row_record
-from agentrl.rollout.group import Batch
+from agentrl.rollout.group import Batch, Group
 from agentrl.training import TrainReport
 
 from .builders import episode, group, row
@@ -69,6 +71,12 @@ def test_every_episode_of_a_batch_comes_once_with_its_own_advantages() -> None:
 def test_groups_left_behind_say_what_became_of_them() -> None:
     groups = [group(episode(), outcome="cancelled"), group(episode(), outcome="filtered")]
     assert [record["outcome"] for record in group_records(groups, 1)] == ["cancelled", "filtered"]
+
+
+@pytest.mark.parametrize(("own", "said"), [("", "only"), ("one of two", "one of two")])
+def test_an_episode_that_never_came_back_has_its_environment(own: str, said: str) -> None:
+    lost = Group(3, Task("t", env=own), 2, 0, [], outcome="cancelled")
+    assert [record["env"] for record in group_records([lost], 1, "only")] == [said] * 2
 
 
 def test_an_episode_is_one_json_object() -> None:
