@@ -91,7 +91,7 @@ class Dispatcher:
             self._changed.clear()
             if self._failure is not None:
                 raise self._failure
-            self._errors.check(self._attempts)
+            self._errors.check(len(self._episodes) - self.seats.waiting)
             self._check_filter()
             batch = self._take()
             if batch is not None:

@@ -16,11 +16,14 @@ Turn = tuple[int, int]
 
 
 class Seats:
-    """At most `most` episodes are played at once (None = no bound), and on each engine as many as its load allows."""
+    """At most `most` episodes are played at once (None = no bound), and on each engine as many as its load allows. `waiting` =
+    those that are held back by that.
+    """
 
     def __init__(self, engines: int, most: int | None = None) -> None:
         self.loads = [Load() for _ in range(engines)]
         self.playing = [0] * engines
+        self.waiting = 0
         self._most = math.inf if most is None else most
         self._assigned = [0] * engines
         self._waiting: list[list[tuple[Turn, int, asyncio.Future[None]]]] = [[] for _ in range(engines)]
@@ -41,11 +44,14 @@ class Seats:
         """A seat at the engine, held inside the block."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting[engine], (turn, next(self._came), waiter))
+        self.waiting += 1
         self._seat()
         try:
             await waiter
         except asyncio.CancelledError:
-            if not waiter.cancelled():
+            if waiter.cancelled():
+                self.waiting -= 1
+            else:
                 self._rise(engine)
             raise
         try:
@@ -70,6 +76,7 @@ class Seats:
                 return
             engine = min(open_, key=lambda e: self._waiting[e][0][0])
             self.playing[engine] += 1
+            self.waiting -= 1
             heapq.heappop(self._waiting[engine])[-1].set_result(None)
 
     def _next(self, engine: int) -> bool:

@@ -60,7 +60,7 @@ async def test_seats_hold_both_bounds_and_the_oldest_draw_goes_first() -> None:
     assert most == [1, 2]
     later = [draw for engine, draw in went if engine == 0][1:]
     assert later == sorted(later) and len(went) == 10
-    assert seats.playing == [0, 0]
+    assert seats.playing == [0, 0] and seats.waiting == 0
 
 
 async def test_who_gives_up_leaves_the_seat_to_the_others() -> None:
@@ -73,10 +73,11 @@ async def test_who_gives_up_leaves_the_seat_to_the_others() -> None:
 
     plays = [asyncio.create_task(play(draw)) for draw in range(4)]
     await asyncio.sleep(0)
+    assert seats.waiting == 3
     plays[1].cancel()
     plays[0].cancel()
     await asyncio.gather(*plays, return_exceptions=True)
-    assert seats.playing == [0] and [p.cancelled() for p in plays] == [True, True, False, False]
+    assert seats.playing == [0] and seats.waiting == 0 and [p.cancelled() for p in plays] == [True, True, False, False]
 
 
 def test_a_group_goes_to_the_engine_with_the_fewest_episodes() -> None:

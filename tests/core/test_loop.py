@@ -6,7 +6,7 @@ import asyncio
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def make_loop(
     steps = config.train.steps
     ledger = GroupLedger(
         config,
-        draws=len(tasks) if steps is None and isinstance(tasks, list) else None,
+        draws=len(tasks) if steps is None and isinstance(tasks, Sized) else None,
         wanted=None if steps is None else (steps - state.step) * config.train.batch_groups,
         keep=signal_filter(config) if filter_groups else lambda group: True,
         version=state.version,
