@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ HALF = 0.5
 """What Ray is told of a GPU that an engine and a trainer rank use in turn."""
 SAY_AFTER_S = 3.0
 """How long it is waited in silence."""
+FREE_S = 5.0
 log = logging.getLogger(__name__)
 
 
@@ -198,7 +200,7 @@ def reserved(wanted: Wanted, gpus: float, watch: WatchdogSection) -> Iterator[Re
 
     What other jobs hold is waited for. Raises InfrastructureError after `watchdog.reserve_timeout_s`.
     """
-    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group
 
     bundles = [share.resources() for share in wanted.bundles()]
     if not bundles:
@@ -209,7 +211,18 @@ def reserved(wanted: Wanted, gpus: float, watch: WatchdogSection) -> Iterator[Re
         _wait(group, wanted, watch.reserve_timeout_s)
         yield Reservation(gpus, group, wanted)
     finally:
-        remove_placement_group(group)
+        _give_back(group)
+
+
+def _give_back(group: Any) -> None:
+    """Give it FREE_S: where the server of the cluster is gone, as after a SIGTERM to all processes of a run, Ray waits for it for
+    a minute and then aborts the process that waits.
+    """
+    from ray.util.placement_group import remove_placement_group
+
+    freeing = threading.Thread(target=remove_placement_group, args=(group,), name="give back", daemon=True)
+    freeing.start()
+    freeing.join(FREE_S)
 
 
 def _wait(group: Any, wanted: Wanted, timeout_s: float) -> None:

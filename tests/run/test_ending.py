@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -48,11 +49,17 @@ def wait_until(condition, seconds: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("number", "engine"),
-    [(signal.SIGINT, "vllm"), (signal.SIGTERM, "scripted"), (signal.SIGKILL, "vllm")],
-    ids=["ctrl-c", "sigterm", "driver killed"],
+    ("number", "send", "engine"),
+    [
+        (signal.SIGINT, os.kill, "vllm"),
+        (signal.SIGTERM, os.kill, "scripted"),
+        (signal.SIGTERM, os.killpg, "scripted"),
+        (signal.SIGKILL, os.kill, "vllm"),
+    ],
+    ids=["ctrl-c", "sigterm", "sigterm to all", "driver killed"],
 )
-def test_nothing_is_left(tmp_path: Path, number: signal.Signals, engine: str) -> None:
+def test_nothing_is_left(tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None], engine: str) -> None:
+    """To all: as `timeout` and batch systems do; Ray's server ends of it too."""
     mark = uuid.uuid4().hex
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
@@ -60,7 +67,12 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals, engine: str) ->
     command = [AGENTRL, *OPTIONS, "--run.dir", str(tmp_path), "--run.name", "run", *own]
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(
-            command, env={**os.environ, "AGENTRL_TEST_MARK": mark}, stdout=log, stderr=log, cwd=tmp_path
+            command,
+            env={**os.environ, "AGENTRL_TEST_MARK": mark},
+            stdout=log,
+            stderr=log,
+            cwd=tmp_path,
+            start_new_session=True,
         )
     metrics = tmp_path / "run" / "metrics.jsonl"
     reader = None
@@ -68,7 +80,7 @@ def test_nothing_is_left(tmp_path: Path, number: signal.Signals, engine: str) ->
         assert wait_until(lambda: run.poll() is not None or (metrics.is_file() and metrics.stat().st_size), 240)
         assert run.poll() is None, (tmp_path / "log").read_text()[-3000:]
         reader = subprocess.Popen(["tail", "-f", session_log(run.pid)], stdout=subprocess.DEVNULL)
-        run.send_signal(number)
+        send(run.pid, number)
         assert wait_until(lambda: run.poll() is not None and not processes(mark, tmp_path), 30), (
             tmp_path / "log"
         ).read_text()
