@@ -34,7 +34,7 @@ from .console import out, progress_bar
 from .exits import DONE, INTERRUPTED
 from .policy import choose_model, with_folders
 from .signals import terminable, until_signal
-from .training import begin, check_sinks, interrupted_lines, reporter_of, run_folder
+from .training import begun, check_sinks, interrupted_lines, reporter_of, run_folder
 
 
 class CommandOptions(Section):
@@ -73,8 +73,7 @@ def run_command(kind: type[C], command: type[Section], argv: list[str], descript
         _show(config, model, examples, held_out, plan)
         wanted = wanted_by_trainer(config.parallel, gpus)
         starter = _trainer_starter(session.enter_context(reserved(wanted, gpus, config.watchdog)))
-        session.enter_context(folder.held())
-        begin(folder, config, resume_from)
+        session.enter_context(begun(folder, config, resume_from))
         return _run(SupervisedParts(whole, model, examples, held_out, plan, folder, starter, resume_from))
 
 

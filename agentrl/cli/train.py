@@ -30,7 +30,7 @@ from .console import out
 from .exits import DONE, INTERRUPTED
 from .policy import choose_model, with_folders
 from .signals import terminable, until_signal
-from .training import begin, check_sinks, interrupted_lines, reporter_of, run_folder
+from .training import begun, check_sinks, interrupted_lines, reporter_of, run_folder
 
 DESCRIPTION = "Train a policy on an environment. Every option has a section; the short forms are shown first."
 
@@ -64,8 +64,7 @@ def main(argv: list[str]) -> int:
             out.print(to_toml(config), markup=False, highlight=False)
             return DONE
         reservation = session.enter_context(reserved(wanted_by_run(config, gpus), gpus, config.watchdog))
-        session.enter_context(folder.held())
-        begin(folder, config, resume_from)
+        session.enter_context(begun(folder, config, resume_from))
         starter = _trainer_starter(reservation)
         parts = RunParts(ready, plan, folder, filters, reservation, starter, resume_from)
         return _run(parts)

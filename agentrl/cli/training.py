@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..checkpoint import Checkpoints
@@ -39,16 +41,18 @@ def run_folder(config: AnyConfig, what: str, how: str) -> tuple[RunFolder, Path 
     return folder, checkpoint
 
 
-def begin(folder: RunFolder, config: AnyConfig, resume_from: Path | None) -> None:
-    """Make the folder, with the configuration that reproduces the run from its start. Where it goes on, checkpoints and then
+@contextmanager
+def begun(folder: RunFolder, config: AnyConfig, resume_from: Path | None) -> Iterator[None]:
+    """The folder, locked, with the configuration that reproduces the run from its start. Where it goes on, checkpoints and then
     records are those of the step at which it does.
     """
     as_begun = config.model_copy(update={"run": config.run.model_copy(update={"resume": None})})
-    if resume_from is None:
-        folder.begin(to_toml(as_begun), None)
-        return
-    state = Checkpoints(folder.checkpoints, config.ckpt.keep).go_on_from(resume_from)
-    folder.begin(to_toml(as_begun), state.step)
+    with folder.locked():
+        step = None
+        if resume_from is not None:
+            step = Checkpoints(folder.checkpoints, config.ckpt.keep).go_on_from(resume_from).step
+        folder.begin(to_toml(as_begun), step)
+        yield
 
 
 def check_sinks(config: AnyConfig) -> None:

@@ -25,7 +25,7 @@ def json_line(record: Mapping[str, Any]) -> str:
     return json.dumps(record, ensure_ascii=False, default=str) + "\n"
 
 
-def batch_records(batch: Batch, report: TrainReport, step: int, env: str = "") -> Iterator[dict[str, Any]]:
+def batch_records(batch: Batch, report: TrainReport, step: int, env: str) -> Iterator[dict[str, Any]]:
     """Every episode consumed for a step. `report.advantages` are in the order of the batch's rows. `env` = the environment of
     tasks that name none.
     """
@@ -39,7 +39,7 @@ def batch_records(batch: Batch, report: TrainReport, step: int, env: str = "") -
     yield from group_records(batch.dropped, step, env)
 
 
-def group_records(groups: Iterable[Group], step: int, env: str = "") -> Iterator[dict[str, Any]]:
+def group_records(groups: Iterable[Group], step: int, env: str) -> Iterator[dict[str, Any]]:
     """Every episode of groups that were not trained; one that never came back has a line without rows."""
     for group in groups:
         back = {result.sample: result for result in group.results}

@@ -45,7 +45,7 @@ class RunFolder:
         return folder
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """No other process may take the folder meanwhile; the lock goes with this one, however it ends. Raises ConfigError when
         another has it.
         """

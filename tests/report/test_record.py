@@ -50,7 +50,7 @@ def test_every_episode_of_a_batch_comes_once_with_its_own_advantages() -> None:
     dropped = group(episode(0.0, group="b"), outcome="filtered")
     rows = first.rows
     advantages = [np.full(len(r), i + 1, np.float32) for i, r in enumerate(rows)]
-    records = list(batch_records(Batch([first], [dropped]), TrainReport(True, {}, advantages), step=7))
+    records = list(batch_records(Batch([first], [dropped]), TrainReport(True, {}, advantages), step=7, env="e"))
     found = {record["rollout_id"]: record for record in records}
     assert len(records) == len(found) == 4
     assert {name: record["outcome"] for name, record in found.items()} == {
@@ -70,7 +70,7 @@ def test_every_episode_of_a_batch_comes_once_with_its_own_advantages() -> None:
 
 def test_groups_left_behind_say_what_became_of_them() -> None:
     groups = [group(episode(), outcome="cancelled"), group(episode(), outcome="filtered")]
-    assert [record["outcome"] for record in group_records(groups, 1)] == ["cancelled", "filtered"]
+    assert [record["outcome"] for record in group_records(groups, 1, "e")] == ["cancelled", "filtered"]
 
 
 @pytest.mark.parametrize(("own", "said"), [("", "only"), ("one of two", "one of two")])

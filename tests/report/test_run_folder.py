@@ -49,11 +49,9 @@ def test_what_a_run_left_that_ended_before_its_first_step_moves_aside(folder: Ru
 
 
 def test_a_folder_is_written_by_one_process(folder: RunFolder) -> None:
-    other = (
-        "import sys; from agentrl.report.run_folder import RunFolder\nwith RunFolder(sys.argv[1]).held(): print('mine')"
-    )
+    other = "import sys; from agentrl.report.run_folder import RunFolder\nwith RunFolder(sys.argv[1]).locked(): print('mine')"
     command = [sys.executable, "-c", other, str(folder.path)]
-    with folder.held():
+    with folder.locked():
         refused = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert refused.returncode and "is being written by another process" in refused.stderr and not refused.stdout
     assert subprocess.run(command, capture_output=True, text=True, timeout=60).stdout == "mine\n"
